@@ -1,0 +1,240 @@
+"""Reading events: decoded, unreadable ones put aside, offsets committed only after the effect.
+
+A reader polls for records, does what it does with them, and commits. If it dies in between, the same
+records come again; so every effect must be one that may be had twice. A message that cannot be
+decoded goes to ``deadletter`` with the reason before anything behind it is committed.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from prometheus_client import Counter
+
+from bus import log
+from bus.clock import Clock
+from bus.producer import Publisher, Undelivered
+from bus.settings import KafkaSettings
+from bus.topics import name_in_contract, name_on_broker
+from schemas.deadletter import ORIGINAL_MAX_BYTES, DeadLetter
+from schemas.event import Event
+from schemas.identity import content_id
+from schemas.registry import Unreadable, decode
+from schemas.topics import TOPICS
+
+_read = Counter("evertick_consumer_read", "Messages read", ["topic"])
+_dead = Counter("evertick_consumer_deadletters", "Messages that could not be read", ["topic"])
+
+_log = log.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message as read. ``event`` is None for a deletion on a compacted topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str
+    event: Event | None
+
+
+def dead_letter(
+    reader: str, topic: str, partition: int, offset: int, key: bytes, value: bytes, reason: str
+) -> DeadLetter:
+    """The dead letter for a message, under an id of its place, so that it is the same if read twice."""
+    now = Clock().read()
+    return DeadLetter(
+        id=content_id("deadletter", reader, topic, partition, offset),
+        at_ns=now.ns,
+        clock_error_ns=now.error_ns,
+        topic=topic,
+        partition=partition,
+        offset=offset,
+        reader=reader,
+        reason=reason[:2048],
+        key_base64=base64.b64encode(key).decode(),
+        original_base64=base64.b64encode(value[:ORIGINAL_MAX_BYTES]).decode(),
+        original_bytes=len(value),
+    )
+
+
+def client_config(
+    kafka: KafkaSettings, group: str, start: str
+) -> dict[str, str | int | float | bool]:
+    """Settings of a consumer whose offsets we commit ourselves."""
+    return {
+        **kafka.client(group),
+        "group.id": kafka.prefix + group,
+        "auto.offset.reset": start,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "session.timeout.ms": 6000,
+        "heartbeat.interval.ms": 1000,
+        "fetch.wait.max.ms": 500,
+        "fetch.message.max.bytes": 9 << 20,
+        "queued.max.messages.kbytes": 32 << 10,
+        "allow.auto.create.topics": False,
+    }
+
+
+class Consumer:
+    """A member of a consumer group."""
+
+    def __init__(
+        self, kafka: KafkaSettings, group: str, topics: Iterable[str], start: str = "earliest"
+    ) -> None:
+        self._kafka = kafka
+        self._group = group
+        self._publisher = Publisher(kafka, f"{group}-deadletters")
+        self.client = KafkaConsumer(client_config(kafka, group, start))
+        self.client.subscribe([name_on_broker(kafka, topic) for topic in topics])
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Record]:
+        """The next records, decoded; empty after ``timeout_s`` without any.
+
+        Raises:
+            Undelivered: a dead letter could not be sent. Nothing was committed: seek or restart.
+        """
+        messages = self.client.consume(max_records, timeout_s)
+        return self.read(messages)
+
+    def read(self, messages: Iterable[Message]) -> list[Record]:
+        """Decode raw messages; those that cannot be read are in ``deadletter`` on return."""
+        records: list[Record] = []
+        dead: list[DeadLetter] = []
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                _complain(self._group, error)
+                continue
+            record = to_record(self._kafka, self._group, message)
+            if isinstance(record, Record):
+                records.append(record)
+            else:
+                dead.append(record)
+        if dead:
+            self._publisher.publish(*dead)
+        return records
+
+    def commit(self, offsets: dict[tuple[str, int], int]) -> None:
+        """Commit, for each (topic, partition), the offset to go on from. Waits for the broker.
+
+        A commit that fails is tried again with the next one: the records come twice at the worst.
+        """
+        if not offsets:
+            return
+        try:
+            self.client.commit(
+                offsets=[
+                    TopicPartition(name_on_broker(self._kafka, topic), partition, offset)
+                    for (topic, partition), offset in offsets.items()
+                ],
+                asynchronous=False,
+            )
+        except KafkaException as error:
+            _log.warning("offsets not committed", group=self._group, reason=error.args[0].str())
+
+    def run(
+        self,
+        handle: Callable[[list[Record]], None],
+        stopped: Callable[[], bool],
+        max_records: int = 500,
+        moved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Poll, handle, commit, until stopped. ``moved`` is called after every round.
+
+        An exception of ``handle`` ends the loop with nothing of that round committed.
+        """
+        while not stopped():
+            messages = self.client.consume(max_records, 0.2)
+            records = self.read(messages)
+            if records:
+                handle(records)
+            self.commit(next_offsets(self._kafka, messages))
+            moved()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.client.close()
+
+
+def to_record(kafka: KafkaSettings, reader: str, message: Message) -> Record | DeadLetter:
+    """Decode one message, or say why not."""
+    broker_topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert broker_topic is not None and partition is not None and offset is not None
+    topic = name_in_contract(kafka, broker_topic)
+    _read.labels(topic).inc()
+    key, value = message.key() or b"", message.value()
+    spec = TOPICS.get(topic)
+    if value is None and spec is not None and spec.compacted:
+        return Record(topic, partition, offset, key.decode(errors="replace"), None)
+    try:
+        return Record(topic, partition, offset, key.decode(errors="replace"), decode(value, topic))
+    except Unreadable as reason:
+        _dead.labels(topic).inc()
+        return dead_letter(reader, topic, partition, offset, key, value or b"", str(reason))
+
+
+def next_offsets(kafka: KafkaSettings, messages: Iterable[Message]) -> dict[tuple[str, int], int]:
+    """For each (topic, partition) among the messages, the offset behind the last of them."""
+    offsets: dict[tuple[str, int], int] = {}
+    for message in messages:
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        if message.error() is None and topic and partition is not None and offset is not None:
+            offsets[name_in_contract(kafka, topic), partition] = offset + 1
+    return offsets
+
+
+def read_all(
+    kafka: KafkaSettings, topics: Iterable[str], reader: str, timeout_s: float = 60.0
+) -> Iterable[Record]:
+    """Everything that some topics hold now, from their beginning: the input of a fold.
+
+    Within a partition in order; unreadable messages are passed over, whoever consumes the topic
+    puts them aside.
+
+    Raises:
+        Undelivered: the end was not reached in time.
+    """
+    client = KafkaConsumer({**client_config(kafka, f"{reader}-replay", "earliest")})
+    try:
+        ends: dict[tuple[str, int], int] = {}
+        places = []
+        for topic in topics:
+            name = name_on_broker(kafka, topic)
+            metadata = client.list_topics(name, timeout=timeout_s).topics[name]
+            for partition in metadata.partitions:
+                low, high = client.get_watermark_offsets(TopicPartition(name, partition), timeout_s)
+                if high > low:
+                    ends[name, partition] = high
+                    places.append(TopicPartition(name, partition, low))
+        if not places:
+            return
+        client.assign(places)
+        deadline = time.monotonic() + timeout_s
+        while ends:
+            if time.monotonic() > deadline:
+                raise Undelivered(f"{len(ends)} partitions were not read to their end in time")
+            for message in client.consume(1000, 0.2):
+                if message.error() is not None:
+                    continue
+                record = to_record(kafka, reader, message)
+                if isinstance(record, Record):
+                    yield record
+            for place in client.position([TopicPartition(*where) for where in ends]):
+                if place.offset >= ends[place.topic, place.partition]:
+                    del ends[place.topic, place.partition]
+    finally:
+        client.close()
+
+
+def _complain(group: str, error: KafkaError) -> None:
+    """Transient errors are librdkafka's to mend; they are worth a line, no more."""
+    if error.code() != KafkaError._PARTITION_EOF:
+        _log.warning("Kafka", group=group, reason=error.str())

@@ -1,0 +1,1 @@
+"""The node agent, and one module for each thing it observes."""

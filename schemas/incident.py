@@ -1,0 +1,112 @@
+"""An incident: one cause with its effects (topic ``incidents``, keyed by incident).
+
+Each message is the whole incident as of its ``revision``; the newest is all a reader needs, and all
+of them in order are its story. Life::
+
+    open ──► mitigating ──► mitigated ──► resolved
+      ▲                         │
+      └──────── reopens ────────┘
+
+``mitigated`` means that every symptom has cleared (or a remedy took hold) and the incident waits out
+its quiet time; a symptom that comes back in that time reopens it. ``resolved`` is final.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.event import Count, Event, Identifier, Nanoseconds
+from schemas.identity import Subject
+from schemas.registry import event
+from schemas.signal import EVIDENCE_MAX, Evidence, Severity
+
+
+class IncidentState(StrEnum):
+    """Where an incident stands in its life."""
+
+    OPEN = "open"
+    MITIGATING = "mitigating"
+    MITIGATED = "mitigated"
+    RESOLVED = "resolved"
+
+
+class Symptom(BaseModel):
+    """A signal's episode as part of an incident."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
+    )
+
+    episode: Identifier
+    kind: str
+    subject: Subject
+    role: Literal["cause", "effect"]
+    severity: Severity
+    summary: str
+    raised_ns: Nanoseconds
+    updated_ns: Nanoseconds
+    cleared_ns: Nanoseconds | None = None
+    evidence: Annotated[list[Evidence], Field(max_length=EVIDENCE_MAX)] = []
+    evidence_dropped: Count = 0
+    detector: str
+    detector_version: int
+    attributes: dict[str, str | int | float] = {}
+
+
+class Victims(BaseModel):
+    """Whom an incident hurts."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    nodes: list[Subject] = []
+    nics: list[Subject] = []
+    gpus: list[Subject] = []
+    jobs: list[Subject] = []
+    ranks: list[Subject] = []
+
+
+class Recommendation(BaseModel):
+    """What should be done: the name of a remedy and the reason in words."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+    remedy: str
+    advice: str
+
+
+@event(topic="incidents")
+class Incident(Event):
+    """The whole of an incident as of ``at_ns``."""
+
+    schema_name: Literal["incident"] = Field(default="incident", alias="schema")
+    version: Literal[1] = 1
+
+    incident: Identifier
+    """Names the incident through all its revisions (``id`` names this revision)."""
+    revision: Annotated[int, Field(ge=1)]
+    state: IncidentState
+    kind: str
+    """The kind of its cause; may be refined (``link.down`` becomes ``link.flapping``)."""
+    subject: Subject
+    """What its cause is on."""
+    severity: Severity
+    summary: Annotated[str, Field(max_length=512)]
+    confidence: Annotated[float, Field(ge=0, le=1)]
+    """How sure the correlator is that this one cause explains all the symptoms."""
+    opened_ns: Nanoseconds
+    """When the first symptom began."""
+    mitigated_ns: Nanoseconds | None = None
+    resolved_ns: Nanoseconds | None = None
+    reopened: Count = 0
+    symptoms: list[Symptom]
+    symptoms_dropped: Count = 0
+    victims: Victims = Victims()
+    recommendation: Recommendation | None = None
+    cost_gpu_s: Annotated[float, Field(ge=0)] = 0.0
+    """GPU-seconds of the victims' jobs that passed while it was open."""
+
+    def key(self) -> str:
+        return self.incident

@@ -1,0 +1,120 @@
+"""Which model a message is: from bytes to a model and back.
+
+``encode`` puts ``schema`` and ``version`` first, so that ``decode`` can find the model by looking at
+the first bytes and parse the message once; a writer in another language may order its keys as it
+likes and pays with a second parse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+if TYPE_CHECKING:
+    from schemas.event import Event
+
+_HEAD = re.compile(rb'\{"schema":"([a-z0-9_.]{1,64})","version":(\d{1,9})[,}]')
+_LOOK_MAX_BYTES = 1024 * 1024
+_E = TypeVar("_E", bound="type[Event]")
+
+_models: dict[tuple[str, int], type[Event]] = {}
+_topics: dict[tuple[str, int], str] = {}
+
+
+class Unreadable(Exception):
+    """A message that is none of the contract's; the text says why, for the dead letters."""
+
+
+def event(*, topic: str) -> Callable[[_E], _E]:
+    """Register a model, under the topic that it travels on (without prefix)."""
+
+    def register(model: _E) -> _E:
+        fields = model.model_fields
+        name = (str(fields["schema_name"].default), int(fields["version"].default))
+        if name in _models:
+            raise ValueError(f"schema {name[0]} version {name[1]} is registered twice")
+        _models[name] = model
+        _topics[name] = topic
+        return model
+
+    return register
+
+
+def models() -> Iterator[tuple[str, int, str, type[Event]]]:
+    """All models, sorted: schema name, version, topic, model."""
+    for name, version in sorted(_models):
+        yield name, version, _topics[name, version], _models[name, version]
+
+
+def topic_of(message: Event) -> str:
+    """The topic that a message travels on, without prefix."""
+    return _topics[message.schema_name, message.version]
+
+
+def encode(message: Event) -> bytes:
+    """The message as JSON, ``schema`` and ``version`` first."""
+    return message.__pydantic_serializer__.to_json(message, by_alias=True, exclude_none=True)
+
+
+def decode(data: bytes | None, topic: str | None = None) -> Event:
+    """Read a message.
+
+    Args:
+        data: the Kafka value.
+        topic: where it was found, without prefix; a model that does not belong there is refused.
+
+    Raises:
+        Unreadable: empty, too large, not JSON, unknown schema or version, wrong topic, or fields
+            that do not fit.
+    """
+    if data is None:
+        raise Unreadable("empty message")
+    head = _HEAD.match(data)
+    name = (head[1].decode(), int(head[2])) if head else _name_anywhere(data)
+    model = _models.get(name)
+    if model is None:
+        known = [version for schema, version in _models if schema == name[0]]
+        if known:
+            raise Unreadable(f"schema {name[0]} has no version {name[1]} here (known: {known})")
+        raise Unreadable(f"unknown schema {name[0]!r}")
+    if len(data) > model.MAX_BYTES:
+        raise Unreadable(f"{name[0]} of {len(data)} bytes; at most {model.MAX_BYTES} are read")
+    if topic is not None and _topics[name] != topic:
+        raise Unreadable(f"schema {name[0]} belongs on topic {_topics[name]}, not on {topic}")
+    try:
+        return model.__pydantic_validator__.validate_json(data)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise Unreadable(f"{name[0]} version {name[1]}: {_reasons(error)}") from None
+
+
+def _name_anywhere(data: bytes) -> tuple[str, int]:
+    if len(data) > _LOOK_MAX_BYTES:
+        raise Unreadable(f"{len(data)} bytes without a schema at their head")
+    try:
+        message = from_json(data)
+    except ValueError as error:
+        raise Unreadable(f"not JSON: {error}") from None
+    if not isinstance(message, dict):
+        raise Unreadable(f"a JSON {type(message).__name__}, not an object")
+    schema, version = message.get("schema"), message.get("version")
+    if not isinstance(schema, str):
+        raise Unreadable("no schema named")
+    if type(version) is not int:
+        raise Unreadable(f"schema {schema[:64]!r} without a version number")
+    return schema[:64], version
+
+
+def _reasons(error: ValidationError) -> str:
+    """The first few faults, each with the field that it is in."""
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    shown = [
+        f"{'.'.join(str(step) for step in fault['loc']) or 'message'}: {fault['msg']}"
+        for fault in faults[:3]
+    ]
+    if len(faults) > len(shown):
+        shown.append(f"and {len(faults) - len(shown)} more")
+    return "; ".join(shown)

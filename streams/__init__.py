@@ -1,0 +1,1 @@
+"""The Faust app: one module per processor, over pure detectors."""
