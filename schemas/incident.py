@@ -34,13 +34,16 @@ class IncidentState(StrEnum):
 
 
 class Symptom(BaseModel):
-    """A signal's episode as part of an incident."""
+    """One kind of signal on one subject as part of an incident; its newest episode stands for all."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
     )
 
     episode: Identifier
+    """The newest episode."""
+    episodes: Annotated[int, Field(ge=1)] = 1
+    """How often it was raised while this incident lasted."""
     kind: str
     subject: Subject
     role: Literal["cause", "effect"]
