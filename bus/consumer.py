@@ -77,7 +77,7 @@ def client_config(
         "session.timeout.ms": 6000,
         "heartbeat.interval.ms": 1000,
         "fetch.wait.max.ms": 500,
-        "fetch.message.max.bytes": 9 << 20,
+        "fetch.message.max.bytes": 12 << 20,
         "queued.max.messages.kbytes": 32 << 10,
         "allow.auto.create.topics": False,
     }
@@ -87,13 +87,39 @@ class Consumer:
     """A member of a consumer group."""
 
     def __init__(
-        self, kafka: KafkaSettings, group: str, topics: Iterable[str], start: str = "earliest"
+        self,
+        kafka: KafkaSettings,
+        group: str,
+        topics: Iterable[str],
+        start: str = "earliest",
+        on_assign: Callable[[KafkaConsumer, list[TopicPartition]], None] | None = None,
+        on_revoke: Callable[[KafkaConsumer, list[TopicPartition]], None] | None = None,
     ) -> None:
+        """Join a group.
+
+        Args:
+            kafka: where the broker is.
+            group: name of the group, without the prefix.
+            topics: what to read, names without the prefix.
+            start: where a group without committed offsets starts: ``earliest`` or ``latest``.
+            on_assign: called with the partitions that are now ours, and where they start; it must
+                call ``assign``.
+            on_revoke: called with partitions that are no longer ours.
+        """
         self._kafka = kafka
         self._group = group
         self._publisher = Publisher(kafka, f"{group}-deadletters")
         self.client = KafkaConsumer(client_config(kafka, group, start))
-        self.client.subscribe([name_on_broker(kafka, topic) for topic in topics])
+        callbacks = {
+            name: call
+            for name, call in (
+                ("on_assign", on_assign),
+                ("on_revoke", on_revoke),
+                ("on_lost", on_revoke),
+            )
+            if call is not None
+        }
+        self.client.subscribe([name_on_broker(kafka, topic) for topic in topics], **callbacks)
 
     def poll(self, max_records: int, timeout_s: float) -> list[Record]:
         """The next records, decoded; empty after ``timeout_s`` without any.

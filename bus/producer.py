@@ -51,7 +51,7 @@ def client_config(kafka: KafkaSettings, client_id: str) -> dict[str, Any]:
         "linger.ms": 0,
         # Java's partitioner, so that Faust finds a key on the same partition as we do.
         "partitioner": "murmur2_random",
-        "message.max.bytes": 9 << 20,
+        "message.max.bytes": 12 << 20,
         "statistics.interval.ms": 0,
     }
 

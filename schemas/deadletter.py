@@ -9,14 +9,14 @@ from pydantic import Field
 from schemas.event import Count, Event
 from schemas.registry import event
 
-ORIGINAL_MAX_BYTES = 6 * 1024 * 1024
+ORIGINAL_MAX_BYTES = 8 * 1024 * 1024
 
 
 @event(topic="deadletter")
 class DeadLetter(Event):
     """One unreadable message, under the place where it was found."""
 
-    MAX_BYTES: ClassVar[int] = 9 * 1024 * 1024
+    MAX_BYTES: ClassVar[int] = 12 * 1024 * 1024
 
     schema_name: Literal["deadletter"] = Field(default="deadletter", alias="schema")
     version: Literal[1] = 1
@@ -30,7 +30,7 @@ class DeadLetter(Event):
     reason: str
     key_base64: str
     original_base64: str
-    """The message as it was; only its first 6 MiB where it was larger."""
+    """The message as it was; only its first 8 MiB where it was larger."""
     original_bytes: Count
     """Its true size."""
 

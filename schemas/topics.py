@@ -25,7 +25,9 @@ class TopicSpec:
     retention_share: float = 0.0
     """Part of the disk budget of the embedded stack that this topic may take."""
     compacted: bool = False
-    max_message_bytes: int = 1024 * 1024
+    max_message_bytes: int = 8 * 1024 * 1024
+    """Larger than what is read (1 MiB), so that an oversized message is a dead letter, not an error
+    that only its producer sees."""
 
 
 TOPICS: dict[str, TopicSpec] = {
@@ -116,7 +118,7 @@ TOPICS: dict[str, TopicSpec] = {
             partitions=1,
             retention_ms=14 * _DAY_MS,
             retention_share=0.10,
-            max_message_bytes=9 * 1024 * 1024,
+            max_message_bytes=12 * 1024 * 1024,
         ),
     )
 }

@@ -1,0 +1,1 @@
+"""The commands of ``evertick``, one module each. Each imports what it needs when it runs."""

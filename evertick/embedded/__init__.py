@@ -1,0 +1,1 @@
+"""The servers that `evertick up` runs when no outer ones are configured."""

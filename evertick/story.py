@@ -1,0 +1,255 @@
+"""The story of an incident: what was seen, understood and done, in the order of cause and effect.
+
+It is put together from what the topics hold: the incident's revisions, the signals of its symptoms,
+the actions and their outcomes. Where signals are no longer kept, the symptoms inside the revisions
+stand in for them.
+
+Lines are ordered by time, except that an effect never stands before its cause: clocks of two hosts
+may disagree by less than their error bound, and a story whose outcome comes before its action helps
+nobody. The time shown is always the one that was stated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from evertick import wording
+from schemas.action import Action, Outcome
+from schemas.incident import Incident, IncidentState, Symptom
+from schemas.signal import Evidence, Phase, Signal
+
+
+class What(IntEnum):
+    """What a line tells of; of one moment, the smaller comes first."""
+
+    EVIDENCE = 0
+    SYMPTOM = 1
+    INCIDENT = 2
+    ACTION = 3
+    OUTCOME = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the story."""
+
+    at_ns: int
+    """When, as stated by who saw it."""
+    offset_ns: int
+    """Behind the incident's beginning; negative for what was seen before."""
+    what: What
+    text: str
+    subject: str = ""
+    severity: str = ""
+    id: str = ""
+    """Of the message that tells it; empty for evidence."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    at_ns: int
+    what: What
+    text: str
+    subject: str = ""
+    severity: str = ""
+    id: str = ""
+    after: list[_Draft] = field(default_factory=list)
+    """Lines that must stand before this one."""
+    place_ns: int | None = None
+
+    def place(self) -> int:
+        """The time by which it is ordered: its own, or that of its causes where they are later."""
+        if self.place_ns is None:
+            self.place_ns = max(self.at_ns, *(cause.place() for cause in self.after), 0)
+        return self.place_ns
+
+
+def story(
+    revisions: Iterable[Incident],
+    signals: Iterable[Signal] = (),
+    actions: Iterable[Action] = (),
+    outcomes: Iterable[Outcome] = (),
+) -> list[Line]:
+    """Tell an incident.
+
+    Args:
+        revisions: messages of one incident, in any order, doubles allowed.
+        signals, actions, outcomes: those of the incident; others among them are passed over.
+
+    Returns:
+        The lines in order; empty without a revision.
+    """
+    told = sorted({r.revision: r for r in revisions}.values(), key=lambda r: r.revision)
+    if not told:
+        return []
+    incident, start_ns = told[-1].incident, told[-1].opened_ns
+    ours = {s.id: s for s in signals if belongs(s, told)}
+    drafts = _seen(list(ours.values()), told)
+    of_revision = _understood(told)
+    drafts += of_revision.values()
+    of_action: dict[str, _Draft] = {}
+    for action in {a.id: a for a in actions if a.incident == incident}.values():
+        cause = of_revision.get(action.incident_revision)
+        of_action[action.id] = _of_action(action, [cause] if cause else [])
+    drafts += of_action.values()
+    for outcome in {o.id: o for o in outcomes if o.incident == incident}.values():
+        done = of_action.get(outcome.action)
+        drafts.append(_of_outcome(outcome, [done] if done else []))
+    # Stable: of one place and kind, causes were put in before their effects.
+    drafts.sort(key=lambda d: (d.place(), d.what))
+    return [
+        Line(d.at_ns, d.at_ns - start_ns, d.what, d.text, d.subject, d.severity, d.id)
+        for d in drafts
+        if d.text
+    ]
+
+
+def belongs(signal: Signal, revisions: Sequence[Incident]) -> bool:
+    """Whether a signal is of a symptom of this incident: of an episode that a revision names, or of
+    the same kind and subject in its time."""
+    last = revisions[-1]
+    end_ns = last.resolved_ns if last.resolved_ns is not None else 1 << 63
+    for revision in revisions:
+        for symptom in revision.symptoms:
+            if symptom.episode == signal.episode:
+                return True
+            if (symptom.kind, symptom.subject) == (signal.kind, signal.subject) and (
+                last.opened_ns <= signal.raised_ns <= end_ns
+            ):
+                return True
+    return False
+
+
+def _seen(signals: list[Signal], revisions: list[Incident]) -> list[_Draft]:
+    """Symptoms with their evidence, each piece of evidence once."""
+    drafts: list[_Draft] = []
+    evidence: dict[tuple[str, int, str], _Draft] = {}
+
+    def observe(subject: str, seen: Iterable[Evidence]) -> None:
+        for one in seen:
+            evidence.setdefault(
+                (subject, one.at_ns, one.what),
+                _Draft(one.at_ns, What.EVIDENCE, _of_evidence(one), subject),
+            )
+
+    raised: dict[str, _Draft] = {}
+    phases = list(Phase)
+    for signal in sorted(signals, key=lambda s: (phases.index(s.phase), s.at_ns)):
+        observe(signal.subject, signal.evidence)
+        text = f"{signal.kind} {signal.phase}"
+        if signal.phase is not Phase.CLEARED:
+            text += f": {signal.summary}"
+        before = raised.get(signal.episode)
+        draft = _Draft(
+            signal.at_ns,
+            What.SYMPTOM,
+            text,
+            signal.subject,
+            signal.severity,
+            signal.id,
+            [before] if before and signal.phase is not Phase.RAISED else [],
+        )
+        if signal.phase is Phase.RAISED:
+            raised.setdefault(signal.episode, draft)
+        drafts.append(draft)
+    known = {signal.episode for signal in signals}
+    newest = {s.episode: s for r in revisions for s in r.symptoms if s.episode not in known}
+    for symptom in newest.values():
+        observe(symptom.subject, symptom.evidence)
+        drafts += _of_symptom(symptom)
+    return [*evidence.values(), *drafts]
+
+
+def _understood(revisions: list[Incident]) -> dict[int, _Draft]:
+    """The revisions, each with what it changed; one that changed nothing worth a line has no text
+    and only holds its place."""
+    drafts: dict[int, _Draft] = {}
+    before: Incident | None = None
+    for revision in revisions:
+        drafts[revision.revision] = _Draft(
+            revision.at_ns,
+            What.INCIDENT,
+            "; ".join(_changes(before, revision)),
+            revision.subject,
+            revision.severity,
+            revision.id,
+            [drafts[before.revision]] if before else [],
+        )
+        before = revision
+    return drafts
+
+
+def _changes(before: Incident | None, now: Incident) -> list[str]:
+    if before is None:
+        beginning = "opened" if now.revision == 1 else f"known from revision {now.revision}"
+        told = [f"{beginning}: {now.kind}, {now.summary}"]
+        if now.state is not IncidentState.OPEN:
+            told.append(str(now.state))
+    else:
+        told = []
+        if now.reopened > before.reopened:
+            told.append("reopened")
+        elif now.state is not before.state:
+            told.append(_of_state(now))
+        if (now.kind, now.subject) != (before.kind, before.subject):
+            told.append(f"refined: {before.kind} is {now.kind}, {now.summary}")
+        elif now.summary != before.summary:
+            told.append(f"now: {now.summary}")
+        if now.severity is not before.severity:
+            told.append(f"severity {before.severity} is {now.severity}")
+    told += _new_victims(before, now)
+    advice = now.recommendation
+    if advice is not None and (before is None or advice != before.recommendation):
+        told.append(f"recommended: {advice.remedy}, {advice.advice}")
+    return told
+
+
+def _of_state(now: Incident) -> str:
+    if now.state is not IncidentState.RESOLVED:
+        return str(now.state)
+    end_ns = now.resolved_ns if now.resolved_ns is not None else now.at_ns
+    cost = f", cost {wording.gpu_time(now.cost_gpu_s)}" if now.cost_gpu_s else ""
+    return f"resolved after {wording.span(max(0, end_ns - now.opened_ns))}{cost}"
+
+
+def _new_victims(before: Incident | None, now: Incident) -> list[str]:
+    told = []
+    for kind in ("jobs", "ranks", "gpus", "nics", "nodes"):
+        known = set(getattr(before.victims, kind)) if before else set()
+        new = [subject for subject in getattr(now.victims, kind) if subject not in known]
+        if new:
+            more = f" and {len(new) - 8} more" if len(new) > 8 else ""
+            told.append(f"hurts {kind} {', '.join(new[:8])}{more}")
+    return told
+
+
+def _of_evidence(evidence: Evidence) -> str:
+    if evidence.value is None:
+        return evidence.what
+    return f"{evidence.what}: {evidence.value:g}{f' {evidence.unit}' if evidence.unit else ''}"
+
+
+def _of_symptom(symptom: Symptom) -> list[_Draft]:
+    def draft(at_ns: int, text: str, after: list[_Draft]) -> _Draft:
+        return _Draft(
+            at_ns, What.SYMPTOM, text, symptom.subject, symptom.severity, symptom.episode, after
+        )
+
+    raised = draft(symptom.raised_ns, f"{symptom.kind} raised: {symptom.summary}", [])
+    if symptom.cleared_ns is None:
+        return [raised]
+    return [raised, draft(symptom.cleared_ns, f"{symptom.kind} cleared", [raised])]
+
+
+def _of_action(action: Action, after: list[_Draft]) -> _Draft:
+    how = "dry run" if action.dry_run else str(action.mode)
+    text = f"{action.remedy} ({action.purpose}) on {action.target}, {how}: {action.reason}"
+    return _Draft(action.at_ns, What.ACTION, text, action.subject, "", action.id, after)
+
+
+def _of_outcome(outcome: Outcome, after: list[_Draft]) -> _Draft:
+    tries = "" if outcome.attempts == 1 else f" after {outcome.attempts} attempts"
+    text = f"{outcome.remedy} ({outcome.purpose}) {outcome.status}{tries}: {outcome.detail}"
+    return _Draft(outcome.at_ns, What.OUTCOME, text, "", "", outcome.id, after)

@@ -1,0 +1,291 @@
+"""From every topic into ClickHouse, in large blocks, nothing twice.
+
+ClickHouse drops a block whose deduplication token it has seen. For that a block that is written
+again after a crash must be *the same block*, so its bounds must outlive the process. They are kept
+where the offsets are: before a block is inserted, the offset it starts at is committed once more with
+the offset it ends at as metadata; after the insert the end is committed. A writer that finds such an
+intent at its start reads exactly those offsets and inserts them under the same token::
+
+    commit(from, "to=END")  →  INSERT … token "topic/partition/from-END/table"  →  commit(END)
+
+Blocks are per topic and partition, so that this also holds when partitions move to another writer.
+When ClickHouse is away the writer waits and Kafka keeps what comes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
+
+from clickhouse_connect.driver.exceptions import ClickHouseError
+from confluent_kafka import KafkaException, Message, TopicPartition
+from prometheus_client import Counter, Histogram
+from pydantic import Field
+
+from bus import health, log, topics
+from bus.clock import Clock
+from bus.consumer import Consumer
+from bus.settings import Section, Settings, section
+from history.client import Unreachable, connect, first_line
+from history.migrate import migrate
+from history.retention import Retention
+from history.tables import Blocks
+from schemas.topics import TOPICS
+
+if TYPE_CHECKING:
+    from clickhouse_connect.driver.client import Client
+
+GROUP = "history"
+_INTENT = re.compile(r"to=(\d+)")
+_POLL_MESSAGES = 2000
+_RETRY_MAX_S = 10.0
+
+_rows = Counter("evertick_history_rows", "Rows written", ["table"])
+_insert_s = Histogram("evertick_history_insert_seconds", "Time of one insert", ["table"])
+_log = log.get(__name__)
+
+Place = tuple[str, int]
+"""Topic (without prefix) and partition."""
+
+
+class HistorySettings(Section):
+    """Settings of the history (table ``history``)."""
+
+    block_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
+    """Rows at which a block is written at once."""
+    flush_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
+    """Seconds after which a smaller block is written."""
+    samples_days: Annotated[int, Field(ge=1)] = 14
+    """Days that samples are kept."""
+    events_days: Annotated[int, Field(ge=1)] = 730
+    """Days that occurrences, signals, incidents, actions and outcomes are kept."""
+    max_bytes: Annotated[int, Field(ge=0)] = 0
+    """Bound on the tables' size on disk; the oldest samples go first. 0 for none."""
+
+
+class Pending:
+    """What was read of one partition and not yet written."""
+
+    def __init__(self, start: int, intent: int | None) -> None:
+        self.start = start
+        self.end = start
+        self.intent = intent
+        """End of a block that an earlier writer may have written already."""
+        self.since_s = time.monotonic()
+        self.blocks = Blocks()
+
+    def add(self, messages: list[Message], consumer: Consumer, clock: Clock) -> list[Message]:
+        """Take in messages up to the intent's end; returns those beyond it."""
+        beyond: list[Message] = []
+        if self.intent is not None:
+            beyond = [message for message in messages if (message.offset() or 0) >= self.intent]
+            messages = messages[: len(messages) - len(beyond)]
+        if self.end == self.start:
+            self.since_s = time.monotonic()
+        for record in consumer.read(messages):
+            if record.event is not None:
+                self.blocks.add(record.event)
+            else:
+                self.blocks.forget_subject(record.key, clock.read().ns)
+        if messages:
+            self.end = (messages[-1].offset() or 0) + 1
+        if beyond:
+            self.end = self.intent or self.end
+        return beyond
+
+
+class Writer:
+    """Consumes every topic and writes it."""
+
+    def __init__(self, settings: Settings, config: HistorySettings, client: Client) -> None:
+        self._kafka = settings.kafka
+        self._config = config
+        self._client = client
+        self._clock = Clock()
+        self._pending: dict[Place, Pending] = {}
+        self._consumer = Consumer(
+            settings.kafka, GROUP, TOPICS, on_assign=self._assigned, on_revoke=self._revoked
+        )
+
+    def step(self, stopped: threading.Event) -> None:
+        """Read for a moment and write what is due."""
+        messages = self._consumer.client.consume(_POLL_MESSAGES, 0.1)
+        for place, group in _by_place(messages, self._kafka.prefix).items():
+            self._take(place, group, stopped)
+        now_s = time.monotonic()
+        for place, pending in list(self._pending.items()):
+            if pending.intent is not None:
+                if self._position(place) >= pending.intent:
+                    pending.end = pending.intent
+                    self._write(place, pending, stopped)
+            elif pending.end > pending.start and (
+                pending.blocks.rows >= self._config.block_rows
+                or now_s - pending.since_s >= self._config.flush_s
+            ):
+                self._write(place, pending, stopped)
+
+    def close(self, stopped: threading.Event) -> None:
+        """Write what is left, unless ClickHouse is away, and leave the group."""
+        for place, pending in list(self._pending.items()):
+            if pending.end > pending.start and pending.intent is None:
+                self._write(place, pending, stopped)
+        self._consumer.close()
+
+    def _take(self, place: Place, messages: list[Message], stopped: threading.Event) -> None:
+        pending = self._pending.get(place)
+        while messages and pending is not None:
+            messages = pending.add(messages, self._consumer, self._clock)
+            if messages:
+                self._write(place, pending, stopped)
+                pending = self._pending.get(place)
+
+    def _write(self, place: Place, pending: Pending, stopped: threading.Event) -> None:
+        topic, partition = place
+        if pending.intent is None and pending.blocks.rows:
+            self._commit(place, pending.start, f"to={pending.end}")
+        span = f"{topic}/{partition}/{pending.start}-{pending.end}"
+        for table, block in pending.blocks.by_table.items():
+            if not self._insert(table, block.columns, block.rows, f"{span}/{table}", stopped):
+                return
+        self._commit(place, pending.end, "")
+        self._pending[place] = Pending(pending.end, None)
+
+    def _insert(
+        self,
+        table: str,
+        columns: dict[str, list[object]],
+        rows: int,
+        token: str,
+        stopped: threading.Event,
+    ) -> bool:
+        """Insert one block, however long ClickHouse is away; False when told to stop meanwhile."""
+        delay_s = 0.1
+        while True:
+            started_s = time.monotonic()
+            try:
+                self._client.insert(
+                    table,
+                    list(columns.values()),
+                    column_names=list(columns),
+                    column_oriented=True,
+                    settings={"insert_deduplication_token": token},
+                )
+                break
+            except (ClickHouseError, OSError) as error:
+                _log.warning(
+                    "ClickHouse refused a block; trying again",
+                    table=table,
+                    rows=rows,
+                    reason=first_line(error),
+                    again_in_s=delay_s,
+                )
+            if self._wait(delay_s, stopped):
+                return False
+            delay_s = min(delay_s * 2, _RETRY_MAX_S)
+        _insert_s.labels(table).observe(time.monotonic() - started_s)
+        _rows.labels(table).inc(rows)
+        return True
+
+    def _wait(self, delay_s: float, stopped: threading.Event) -> bool:
+        """Wait without losing the place in the group; True when told to stop."""
+        client = self._consumer.client
+        assigned = client.assignment()
+        client.pause(assigned)
+        until_s = time.monotonic() + delay_s
+        while time.monotonic() < until_s and not stopped.is_set():
+            client.poll(0.1)
+        client.resume(assigned)
+        return stopped.is_set()
+
+    def _position(self, place: Place) -> int:
+        """The offset that is read next; also beyond offsets that compaction has removed."""
+        name = topics.name_on_broker(self._kafka, place[0])
+        [position] = self._consumer.client.position([TopicPartition(name, place[1])])
+        return int(position.offset)
+
+    def _commit(self, place: Place, offset: int, metadata: str) -> None:
+        topic, partition = place
+        self._consumer.client.commit(
+            offsets=[
+                TopicPartition(
+                    topics.name_on_broker(self._kafka, topic), partition, offset, metadata
+                )
+            ],
+            asynchronous=False,
+        )
+
+    def _assigned(self, client: object, places: list[TopicPartition]) -> None:
+        for place in self._consumer.client.committed(places, timeout=10):
+            intent = _INTENT.fullmatch(place.metadata or "")
+            name = topics.name_in_contract(self._kafka, place.topic), place.partition
+            if place.offset < 0:
+                place.offset, _ = self._consumer.client.get_watermark_offsets(place, timeout=10)
+            self._pending[name] = Pending(place.offset, int(intent[1]) if intent else None)
+        self._consumer.client.assign(places)
+
+    def _revoked(self, client: object, places: list[TopicPartition]) -> None:
+        for place in places:
+            name = topics.name_in_contract(self._kafka, place.topic), place.partition
+            self._pending.pop(name, None)
+
+
+def run(settings: Settings) -> None:
+    """Write history until told to stop.
+
+    Raises:
+        bus.settings.SettingsError: Kafka cannot be reached, or a setting does not fit.
+    """
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    config = section(HistorySettings, settings.history, "history")
+    topics.ensure(settings.kafka)
+    alive = health.Health()
+    server = health.serve(alive, settings.metrics.host, settings.metrics.history_port, "history")
+    client = _await_clickhouse(settings, stopped, alive)
+    if client is not None:
+        retention = Retention(client, config.samples_days, config.events_days, config.max_bytes)
+        writer = Writer(settings, config, client)
+        _log.info("writing history", clickhouse=settings.clickhouse.url)
+        while not stopped.is_set():
+            try:
+                writer.step(stopped)
+            except KafkaException as error:
+                _log.warning("Kafka", reason=error.args[0].str())
+            alive.progress("writer", within_s=30)
+            retention.step()
+        writer.close(stopped)
+        client.close()
+    if server is not None:
+        server.shutdown()
+
+
+def _await_clickhouse(
+    settings: Settings, stopped: threading.Event, alive: health.Health
+) -> Client | None:
+    """Connect and migrate as soon as ClickHouse answers; None when told to stop before."""
+    said = ""
+    while not stopped.is_set():
+        try:
+            migrate(settings.clickhouse)
+            return connect(settings.clickhouse)
+        except (Unreachable, ClickHouseError) as error:
+            if str(error) != said:
+                said = str(error)
+                _log.warning("waiting for ClickHouse", reason=first_line(error))
+        alive.progress("writer", within_s=30)
+        stopped.wait(0.5)
+    return None
+
+
+def _by_place(messages: Iterable[Message], prefix: str) -> dict[Place, list[Message]]:
+    groups: dict[Place, list[Message]] = {}
+    for message in messages:
+        topic, partition = message.topic(), message.partition()
+        if message.error() is None and topic is not None and partition is not None:
+            groups.setdefault((topic.removeprefix(prefix), partition), []).append(message)
+    return groups

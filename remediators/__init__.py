@@ -1,0 +1,1 @@
+"""Consumers that act on incidents: policy, the ledger, and one module for each remedy."""
