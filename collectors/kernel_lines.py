@@ -35,7 +35,10 @@ _XID_PROCESS = re.compile(r"^pid='?(\d+|<unknown>)'?(?:, name=([^,]*))?")
 _RECOVERY = re.compile(
     r"(?:recovery action changed from .* to 0x[0-9a-fA-F]+ \(([^)]*)\)|^([^,(]+))"
 )
-_NVLINK5 = re.compile(r"^(\S+) (\S+) XC\d+ i\d+ Link (-?\d+) \((0x[0-9a-fA-F]+) (0x[0-9a-fA-F]+)")
+_NVLINK5 = re.compile(
+    r"^(\S+)\s+(\S+)\s+XC\d+\s+i\d+\s+Link (-?\d+)"
+    r"(?:\s*\((0x[0-9a-fA-F]{1,8})(?: (0x[0-9a-fA-F]{1,8}))?)?"
+)
 _NVLINK = re.compile(r"on link (\d+)")
 _SXID = re.compile(
     rf"SXid \(PCI:({_PCI})\): (\d{{1,9}}), (?:(Non-fatal|Fatal), )?(?:(Link \d+) )?(.*)"
@@ -178,7 +181,8 @@ def _xid_subcode(code: int, text: str) -> str | None:
     if 144 <= code <= 150:
         unit = _NVLINK5.match(text)
         if unit is not None:
-            return f"{unit[1]} {unit[2]} Link {unit[3]} {unit[4]} {unit[5]}"
+            words = (unit[1], unit[2], "Link", unit[3], unit[4], unit[5])
+            return " ".join(word for word in words if word)
         return " ".join(text.split()[:2]) or None
     if code == 74:
         link = _NVLINK.search(text)

@@ -10,26 +10,21 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
+from collections.abc import Iterator
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from evertick.commands import (
-    bench,
-    doctor,
-    history,
-    incidents,
-    parts,
-    schema,
-    show,
-    tail,
-    up,
-)
+from evertick.commands import doctor, history, incidents, parts, schema, show, tail
 from evertick.commands.globals import Globals
+
+try:
+    from evertick.commands import bench, up
+except ImportError:
+    bench = up = None
 
 _HOISTED = ("--config", "--set")
 
@@ -54,8 +49,25 @@ def hoist(args: list[str]) -> list[str]:
     return front + rest
 
 
+def paragraphs(text: str) -> str:
+    """A docstring for a terminal of any width: lines that belong together in one."""
+    return "\n\n".join(" ".join(part.split()) for part in cleandoc(text).split("\n\n"))
+
+
+def _below(group: Any) -> Iterator[Any]:
+    """All commands of a group, and those of the groups in it."""
+    for command in getattr(group, "commands", {}).values():
+        yield command
+        yield from _below(command)
+
+
 class Commands(TyperGroup):
     """The group of all commands: takes global options anywhere, turns exceptions into exit codes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for command in (self, *_below(self)):
+            command.help = paragraphs(command.help or "")
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line, global options first."""
@@ -83,18 +95,23 @@ class Commands(TyperGroup):
 
 
 def _exit_code(error: Exception) -> int | None:
-    """The exit code for an error that its message explains; None for one that is a defect."""
-    from bus.producer import Undelivered
-    from bus.settings import SettingsError
-    from evertick.reach import Lost
-    from evertick.sources import NoSuchIncident
+    """The exit code for an error that its message explains; None for one that is a defect.
 
-    if isinstance(error, SettingsError | NoSuchIncident):
-        return 2
-    if isinstance(error, Lost | Undelivered):
-        return 1
-    return None
+    Classes are told by module and name: one whose module was not imported cannot have been raised,
+    and importing ClickHouse's client to find that out takes longer than most commands.
+    """
+    return _EXIT_CODES.get(f"{type(error).__module__}.{type(error).__name__}")
 
+
+_EXIT_CODES = {
+    "bus.settings.SettingsError": 2,
+    "evertick.sources.NoSuchIncident": 2,
+    "evertick.embedded.jars.EmbeddedKafkaError": 2,
+    "history.engine.DataFolderError": 2,
+    "bus.producer.Undelivered": 1,
+    "evertick.reach.Lost": 1,
+    "evertick.sources.HistoryAway": 1,
+}
 
 app = typer.Typer(
     cls=Commands,
@@ -109,6 +126,9 @@ app = typer.Typer(
 def _version(wanted: bool) -> None:
     if not wanted:
         return
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
+
     try:
         print(version_of("evertick"))
     except PackageNotFoundError:
@@ -148,9 +168,9 @@ def _globals(
 
 
 _PANELS = {
-    "Run": (up.up, parts.agent, parts.stream, parts.remediate),
+    "Run": (*([up.up] if up else []), parts.agent, parts.stream, parts.remediate),
     "Look": (incidents.incidents, show.show, tail.tail, doctor.doctor),
-    "Build on": (bench.bench,),
+    "Build on": (*([bench.bench] if bench else []),),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import socket
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from bus.settings import KafkaSettings, SettingsError
+from bus.settings import ClickHouseSettings, KafkaSettings, SettingsError
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import ClusterMetadata
@@ -50,7 +51,8 @@ def kafka(settings: KafkaSettings) -> ClusterMetadata:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    _connect(settings)
+    if reason := _refusal(brokers(settings.bootstrap)):
+        raise SettingsError(_unreachable(settings, reason))
     try:
         client = AdminClient(settings.client("evertick-reach"))
         return client.list_topics(timeout=_ANSWER_TIMEOUT_S)
@@ -58,16 +60,38 @@ def kafka(settings: KafkaSettings) -> ClusterMetadata:
         raise SettingsError(_unreachable(settings, error.args[0].str())) from None
 
 
-def _connect(settings: KafkaSettings) -> None:
-    """A plain connection tells in milliseconds what librdkafka tells after its time-out."""
+def clickhouse(settings: ClickHouseSettings) -> None:
+    """Whether something listens where ClickHouse should; told in milliseconds, without its client.
+
+    Raises:
+        SettingsError: nothing does, or the URL has no host.
+    """
+    url = urlsplit(settings.url)
+    try:
+        place = (url.hostname or "", url.port or (8443 if url.scheme == "https" else 8123))
+    except ValueError:
+        place = ("", 0)
+    if not place[0]:
+        raise SettingsError("setting clickhouse.url: no host and port in it; write http://HOST:8123")
+    reason = _refusal([place])
+    if reason:
+        raise SettingsError(
+            f"ClickHouse at {url.scheme}://{place[0]}:{place[1]} does not answer ({reason}); "
+            "start it with: evertick up, or name another with --set clickhouse.url=http://HOST:8123"
+        )
+
+
+def _refusal(places: list[tuple[str, int]]) -> str:
+    """Why none of some places accepts a connection; empty where one does. A plain connection tells
+    in milliseconds what librdkafka tells after its time-out."""
     reason = ""
-    for place in brokers(settings.bootstrap):
+    for place in places:
         try:
             socket.create_connection(place, _CONNECT_TIMEOUT_S).close()
-            return
-        except OSError as error:
-            reason = error.strerror or str(error)
-    raise SettingsError(_unreachable(settings, reason))
+            return ""
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+    return reason
 
 
 def _unreachable(settings: KafkaSettings, reason: str) -> str:

@@ -7,6 +7,8 @@ back only as far as the topics' retention.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +26,10 @@ _INCIDENTS_MAX = 10_000
 
 class NoSuchIncident(Exception):
     """An id, or the beginning of one, that names no incident or several; the text lists those."""
+
+
+class HistoryAway(Exception):
+    """The history cannot be asked; the text says why."""
 
 
 @dataclass(slots=True)
@@ -70,14 +76,22 @@ class FromHistory:
 
     def __init__(self, settings: Settings) -> None:
         """Raises:
-        history.client.Unreachable: no answer, or no tables there.
-        ModuleNotFoundError: the packages of the history are not installed.
+        HistoryAway: no answer, no tables there, or the packages for it are not installed.
         """
-        from history.client import connect
-
+        # Its client logs what it also raises.
+        logging.getLogger("clickhouse_connect").addHandler(logging.NullHandler())
+        try:
+            from history.client import Unreachable, connect
+        except ModuleNotFoundError as error:
+            raise HistoryAway(
+                f"package {error.name} is not installed (pip install 'evertick[history]')"
+            ) from None
         self.note = ""
         self._where = settings.clickhouse.url
-        self._client = connect(settings.clickhouse)
+        try:
+            self._client = connect(settings.clickhouse)
+        except Unreachable as error:
+            raise HistoryAway(str(error)) from None
         # A database that no writer has made yet holds nothing; the topics may.
         self._documents("incidents", open_only=True, since_ns=0, kind="", limit=1)
 
@@ -119,13 +133,13 @@ class FromHistory:
     def _ask(self, query: str, **parameters: Any) -> list[dict[str, Any]]:
         from clickhouse_connect.driver.exceptions import ClickHouseError
 
-        from history.client import Unreachable, first_line
+        from history.client import first_line
         from history.queries import ask
 
         try:
             return ask(self._client, query, **parameters)
         except (ClickHouseError, OSError) as error:
-            raise Unreachable(
+            raise HistoryAway(
                 f"ClickHouse at {self._where} did not answer: {first_line(error)}"
             ) from None
 
@@ -177,14 +191,11 @@ def open_source(settings: Settings) -> Source:
     Raises:
         SettingsError: neither is.
     """
-    from history.client import Unreachable
-
     try:
+        reach.clickhouse(settings.clickhouse)
         return FromHistory(settings)
-    except Unreachable as error:
+    except (SettingsError, HistoryAway) as error:
         reason = str(error)
-    except ModuleNotFoundError as error:
-        reason = f"package {error.name} is not installed (pip install 'evertick[history]')"
     try:
         return FromTopics(settings, f"read from the topics: {reason}")
     except SettingsError as error:
@@ -207,20 +218,29 @@ def fold(events: Iterable[Event]) -> dict[str, Incident]:
     return newest
 
 
+def check_prefix(words: str) -> str:
+    """The beginning of an incident's id, as it is written in one.
+
+    Raises:
+        NoSuchIncident: it cannot be one.
+    """
+    prefix = words.strip().lower()
+    if re.fullmatch("[0-9a-f]{1,32}", prefix) is None:
+        raise NoSuchIncident(
+            f"{words[:64]!r} is no incident's id: that has 32 hex digits; see: evertick incidents"
+        )
+    return prefix
+
+
 def find(source: Source, prefix: str) -> Incident:
-    """The one incident whose id begins with ``prefix``.
+    """The one incident whose id begins with ``prefix``, as ``check_prefix`` returned it.
 
     Raises:
         NoSuchIncident: none does, or more than one.
     """
-    wanted = prefix.strip().lower()
-    if not wanted or not all(letter in "0123456789abcdef" for letter in wanted):
-        raise NoSuchIncident(
-            f"{prefix[:64]!r} is no incident's id: it has hex digits only; see: evertick incidents"
-        )
-    found = sorted(source.starting_with(wanted), key=lambda one: -one.opened_ns)
+    found = sorted(source.starting_with(prefix), key=lambda one: -one.opened_ns)
     if not found:
-        raise NoSuchIncident(f"no incident {wanted}; see: evertick incidents --all")
+        raise NoSuchIncident(f"no incident {prefix}; see: evertick incidents --all")
     if len(found) > 1:
         shown = [
             f"  {one.incident}  {wording.utc(one.opened_ns, 0)}  {one.kind} {one.subject}"
@@ -228,6 +248,6 @@ def find(source: Source, prefix: str) -> Incident:
         ]
         more = [f"  and {len(found) - 20} more"] if len(found) > 20 else []
         raise NoSuchIncident(
-            "\n".join([f"{wanted} begins {len(found)} incidents; add digits:", *shown, *more])
+            "\n".join([f"{prefix} begins {len(found)} incidents; add digits:", *shown, *more])
         )
     return found[0]

@@ -9,8 +9,6 @@ stops with the last one; it also runs KILL QUERY.
 The engine is told to stay small: see `SERVER_ARGUMENTS` and `QUERY_SETTINGS`.
 """
 
-import fcntl
-import os
 import re
 import sys
 import threading
@@ -20,12 +18,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from history import wire
+from history.folder import DataFolder, DataFolderError
 
-MARKER = "evertick-history"
 MIB = 1 << 20
 
 # The caches default to 5 GiB each, meant for a machine of their own.
@@ -65,10 +62,6 @@ _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 _SELECT = re.compile(r"^(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:SELECT\b|WITH\b|\()", re.I | re.S)
 _STATEFUL = re.compile(r"^\s*(?:SET|USE|CREATE\s+(?:OR\s+REPLACE\s+)?TEMPORARY)\b", re.I)
 _NOT_STREAMABLE = "Streaming query is not supported"
-
-
-class DataFolderError(RuntimeError):
-    """The data folder cannot be used; the message says why and what to do."""
 
 
 class QueryError(RuntimeError):
@@ -114,17 +107,17 @@ class _Session:
     busy: bool = True
 
 
-def _load_chdb() -> ModuleType:
+def _load_chdb() -> Any:
     """Imports chdb without pyarrow, which it would load for results this front never asks for.
 
     Saves 40 MB in a process that does nothing else.
     """
     if "pyarrow" in sys.modules:
-        import chdb  # noqa: PLC0415
+        import chdb
     else:
         sys.modules["pyarrow"] = None  # type: ignore[assignment]
         try:
-            import chdb  # noqa: PLC0415
+            import chdb
         finally:
             del sys.modules["pyarrow"]
     return chdb
@@ -144,41 +137,9 @@ def _engine_errors() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise error if isinstance(error, (QueryError, wire.WireError)) else QueryError(
-            str(error)
-        ) from error
-
-
-class DataFolder:
-    """A data folder, held by one process at a time through a lock that dies with the process."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        marker = path / MARKER
-        try:
-            path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            if not marker.exists() and any(path.iterdir()):
-                raise DataFolderError(
-                    f"data folder {path} holds files that are not Evertick's history:"
-                    " choose an empty or new folder"
-                )
-            self._lock = os.open(marker, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise DataFolderError(f"data folder {path} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(self._lock, 64).decode(errors="replace").strip() or "unknown"
-            os.close(self._lock)
-            raise DataFolderError(
-                f"data folder {path} is in use by process {holder}:"
-                " stop that process or choose another folder"
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
-
-    def close(self) -> None:
-        os.close(self._lock)
+        if isinstance(error, (QueryError, wire.WireError)):
+            raise
+        raise QueryError(str(error)) from error
 
 
 class Engine:

@@ -13,7 +13,6 @@ of ClickHouse 25.11 and the connection is cut, so that no client takes the part 
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -22,49 +21,37 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 import uvicorn
 
 from history import wire
-from history.engine import DataFolderError, Engine, Head, QueryError, Statement
+from history.asgi import (
+    GoneError,
+    Receive,
+    Scope,
+    Send,
+    disconnected,
+    exception_note,
+    read_body,
+    reply,
+    reply_error,
+    result_headers,
+    start,
+    write,
+)
+from history.engine import Engine, Head, QueryError, Statement
+from history.folder import DataFolderError
 from history.request import Account, admit, flag, statement_of
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
-BODY_LIMIT_BYTES = 256 << 20
 QUERIES_AT_ONCE = 16
-CLIENT_STALL_S = 120.0
 KEEP_ALIVE_S = 600
 EXIT_S = 1.8
 
-# HTTP status by ClickHouse's error code, as its own server answers; the others are 500.
-STATUS_BY_CODE = {
-    516: 403, 192: 403, 193: 403, 497: 403, 164: 403,
-    60: 404, 81: 404, 46: 404, 47: 404, 115: 404,
-    62: 400, 27: 400, 6: 400, 36: 400, 73: 400, 456: 400, 457: 400,
-    48: 501, 202: 503,
-}  # fmt: skip
-CONTENT_TYPES = {
-    "JSON": "application/json; charset=UTF-8",
-    "JSONCompact": "application/json; charset=UTF-8",
-    "JSONEachRow": "application/x-ndjson; charset=UTF-8",
-    "TabSeparated": "text/tab-separated-values; charset=UTF-8",
-    "CSV": "text/csv; charset=UTF-8; header=absent",
-    "CSVWithNames": "text/csv; charset=UTF-8; header=present",
-}
-
 log = logging.getLogger(__name__)
-
-
-class _GoneError(Exception):
-    """The client has left or does not take its result."""
 
 
 class _Results:
@@ -98,7 +85,7 @@ class Front:
         params = dict(parse_qsl(query_string, keep_blank_values=True))
         path, reading = scope["path"], scope["method"] in ("GET", "HEAD")
         if path in ("/ping", "/replicas_status") or (reading and path == "/" and not query_string):
-            await _reply(send, 200, "Ok.\n", {})
+            await reply(send, 200, "Ok.\n", {})
             return
         query_id = params.get("query_id") or str(uuid.uuid4())
         base = {
@@ -107,26 +94,30 @@ class Front:
             "X-ClickHouse-Server-Display-Name": "evertick",
         }
         if path != "/":
-            await _reply(send, 404, f"There is no handle {path}. Use / or /ping\n", base)
+            await reply(send, 404, f"There is no handle {path}. Use / or /ping\n", base)
             return
         try:
             admit(self._account, headers, params)
             if self._running >= QUERIES_AT_ONCE:
                 raise QueryError("Too many simultaneous queries", 202)
-            body = await _body(headers, receive)
+            body = await read_body(headers, receive)
             statement = statement_of(scope["method"], headers, params, body, query_id)
         except (QueryError, wire.WireError) as error:
-            await _reply_error(send, error, base)
+            await reply_error(send, error, base)
             return
-        except _GoneError:
+        except GoneError:
             return
         compress = flag(params, "enable_http_compression")
         encoding = wire.accepted_encoding(headers.get("accept-encoding", "") if compress else "")
         self._running += 1
         try:
             await self._answer(statement, encoding, base, receive, send)
-        except _GoneError:
+        except GoneError:
             log.info("client left query %s", query_id)
+        except Exception:
+            # uvicorn's own log is off: it would tell of every cut response as of a fault.
+            log.exception("query %s failed inside the front", query_id)
+            raise
         finally:
             self._running -= 1
 
@@ -142,7 +133,7 @@ class Front:
         receive: Receive,
         send: Send,
     ) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         results = _Results(self._engine.run(statement))
         tag = secrets.token_hex(8)
         encoder: wire.Encoder | None = None
@@ -150,18 +141,18 @@ class Front:
             while (item := await self._next(results, gone, statement)) is not None:
                 if isinstance(item, Head):
                     encoder = wire.Encoder(encoding)
-                    await _start(send, 200, {**base, **_head(item, encoding, tag)})
+                    await start(send, 200, {**base, **result_headers(item, encoding, tag)})
                 elif encoder is not None and item:
-                    await _write(send, encoder.encode(item), more=True)
+                    await write(send, encoder.encode(item), more=True)
             if encoder is not None:
-                await _write(send, encoder.finish(), more=False)
+                await write(send, encoder.finish(), more=False)
         except (QueryError, wire.WireError) as error:
             if encoder is None:
-                await _reply_error(send, error, base)
+                await reply_error(send, error, base)
                 return
             # Returning with the response unfinished makes uvicorn cut the connection.
-            note = _exception_note(str(error), tag)
-            await _write(send, encoder.encode(note) + encoder.finish(), more=True)
+            note = exception_note(str(error), tag)
+            await write(send, encoder.encode(note) + encoder.finish(), more=True)
         finally:
             gone.cancel()
             await asyncio.get_running_loop().run_in_executor(self._pool, results.close)
@@ -180,90 +171,8 @@ class Front:
             await loop.run_in_executor(self._pool, self._engine.cancel, statement.query_id)
         item = await step
         if gone.done():
-            raise _GoneError
+            raise GoneError
         return item
-
-
-def _head(head: Head, encoding: str, tag: str) -> dict[str, str]:
-    headers = {
-        "Content-Type": CONTENT_TYPES.get(head.format, "application/octet-stream"),
-        "X-ClickHouse-Format": head.format,
-        "X-ClickHouse-Summary": json.dumps(dict(head.summary)),
-        "X-ClickHouse-Exception-Tag": tag,
-    }
-    return headers | ({"Content-Encoding": encoding} if encoding else {})
-
-
-def _exception_note(message: str, tag: str) -> bytes:
-    text = f"{message}\n"
-    size = len(text.encode())
-    return f"\r\n__exception__\r\n{tag}\r\n{text}{size} {tag}\r\n__exception__\r\n".encode()
-
-
-async def _body(headers: Mapping[str, str], receive: Receive) -> bytes:
-    too_large = wire.BodyTooLargeError(
-        f"the request's body is larger than {BODY_LIMIT_BYTES} bytes: insert in smaller blocks"
-    )
-    length = headers.get("content-length", "0")
-    if length.isdecimal() and int(length) > BODY_LIMIT_BYTES:
-        raise too_large
-    parts: list[bytes] = []
-    total = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _GoneError
-        part = message.get("body", b"")
-        total += len(part)
-        if total > BODY_LIMIT_BYTES:
-            raise too_large
-        parts.append(part)
-        if not message.get("more_body"):
-            return b"".join(parts)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _start(send: Send, status: int, headers: Mapping[str, str]) -> None:
-    lines = [(k.lower().encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-
-
-async def _write(send: Send, data: bytes, *, more: bool) -> None:
-    message = {"type": "http.response.body", "body": data, "more_body": more}
-    try:
-        await asyncio.wait_for(send(message), CLIENT_STALL_S)
-    except TimeoutError:
-        raise _GoneError from None
-
-
-async def _reply(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
-    body = text.encode()
-    plain = {"Content-Type": "text/plain; charset=UTF-8", "Content-Length": str(len(body))}
-    await _start(send, status, {**headers, **plain})
-    await _write(send, body, more=False)
-
-
-async def _reply_error(
-    send: Send, error: QueryError | wire.WireError, headers: Mapping[str, str]
-) -> None:
-    if isinstance(error, QueryError):
-        status = STATUS_BY_CODE.get(error.code, 500)
-        failure = error
-    else:
-        large = isinstance(error, wire.BodyTooLargeError)
-        status, failure = (413, QueryError(str(error), 307)) if large else (
-            400,
-            QueryError(str(error), 33),
-        )
-    extra = {"X-ClickHouse-Exception-Code": str(failure.code)}
-    if status == 413:
-        # The rest of the body is on its way: it cannot be told from a next request.
-        extra["Connection"] = "close"
-    await _reply(send, status, f"{failure}\n", {**headers, **extra})
 
 
 class _Server(uvicorn.Server):
@@ -302,7 +211,7 @@ def serve(
         engine = Engine(path)
         front = Front(engine, Account(user or "default", password))
         config = uvicorn.Config(
-            front,  # type: ignore[arg-type]
+            front,
             loop="asyncio",
             ws="none",
             lifespan="off",

@@ -204,7 +204,7 @@ def output_format(statement: str, default: str) -> str:
 
 def form_fields(content_type: str, body: bytes) -> Iterable[tuple[str, bool, bytes]]:
     """Fields of a multipart form: name, whether it is a file, content."""
-    from email import message_from_bytes  # noqa: PLC0415  (rare, and not small)
+    from email import message_from_bytes
 
     message = message_from_bytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
     if not message.is_multipart():

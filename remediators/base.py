@@ -73,7 +73,9 @@ class Silence(Section):
         if once and self.at(self.start) >= self.at(self.end):
             raise ValueError("its end is not after its start")
         if daily and self.daily_from == self.daily_to:
-            raise ValueError("daily_from and daily_to are the same; for always, set mode = 'observe'")
+            raise ValueError(
+                "daily_from and daily_to are the same; for always, set mode = 'observe'"
+            )
         return self
 
     def at(self, moment: datetime | None) -> datetime:
@@ -107,6 +109,11 @@ class RemedySettings(Section):
     """Patterns (``fnmatch``) of the kinds of incident it deals with."""
     severity_min: Severity = Severity.INFO
     """It deals with incidents of this severity and above."""
+
+    def looks_back_s(self) -> float:
+        """How far back the budget and the cool-down have to know what was begun, in seconds."""
+        bounded = self.budget.fleet is not None or self.budget.subject is not None
+        return max(self.cooldown_s, self.budget.period_s if bounded else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,9 @@ def decide(
         refused = rule(case)
         if refused is not None:
             return refused
-    return Verdict(ActionMode.ACT, False, "", "mode is act, and no silence, cool-down or budget forbids")
+    return Verdict(
+        ActionMode.ACT, False, "", "mode is act, and no silence, cool-down or budget forbids"
+    )
 
 
 def silenced(silence: Silence, kind: str, subject: str, now_ns: int) -> bool:
@@ -148,7 +150,9 @@ def _mode(case: _Case) -> Verdict | None:
     if case.settings.mode is ActionMode.OBSERVE:
         return Verdict(ActionMode.OBSERVE, False, "observe", f"remedies.{name}.mode is observe")
     if case.settings.mode is ActionMode.ASK:
-        return Verdict(ActionMode.ASK, False, "ask", f"remedies.{name}.mode is ask: a person decides")
+        return Verdict(
+            ActionMode.ASK, False, "ask", f"remedies.{name}.mode is ask: a person decides"
+        )
     return None
 
 
@@ -191,7 +195,9 @@ def _budget(case: _Case) -> Verdict | None:
 
 def _dry_run(case: _Case) -> Verdict | None:
     if case.settings.dry_run:
-        return Verdict(ActionMode.ACT, True, "dry_run", f"remedies.{case.step.remedy}.dry_run is set")
+        return Verdict(
+            ActionMode.ACT, True, "dry_run", f"remedies.{case.step.remedy}.dry_run is set"
+        )
     return None
 
 

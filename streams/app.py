@@ -73,6 +73,7 @@ class StreamApp(faust.App):
             datadir=settings.data_dir / "faust",
             **_security(kafka),
         )
+        self.sensors.add(faust.Sensor())  # without any, Faust warns at each rebalance
         self.transport = BatchTransport(self.conf.broker_consumer, self)
         self._kafka = kafka
         self._health = health
@@ -127,6 +128,9 @@ class StreamApp(faust.App):
             await self._inventory_known.wait()
             try:
                 await processor.run(stream)
+            except asyncio.CancelledError:
+                if not self.should_stop:
+                    raise
             except Exception as error:
                 # Faust would start the agent again without the events it held: rather end, and
                 # read them again from the last commit.

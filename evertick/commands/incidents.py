@@ -110,4 +110,4 @@ def _print(shown: list[Incident], now_ns: int) -> None:
             screen.text(one.subject),
             screen.text(one.summary),
         )
-    screen.console().print(table)
+    screen.show(table, screen.console())

@@ -17,7 +17,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
 
-def console(stderr: bool = False) -> Console:
+def console() -> Console:
     """The terminal; into a pipe or a file lines are not folded."""
     from rich.console import Console
 
@@ -25,14 +25,11 @@ def console(stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
-    stream = sys.stderr if stderr else sys.stdout
     return Terminal(
-        stderr=stderr,
         highlight=False,
         markup=False,
         emoji=False,
-        width=None if stream.isatty() else _PIPE_WIDTH,
-        soft_wrap=False,
+        width=None if sys.stdout.isatty() else _PIPE_WIDTH,
     )
 
 
@@ -44,6 +41,17 @@ def table(*columns: str) -> Table:
     for column in columns:
         made.add_column(column, overflow="fold")
     return made
+
+
+def show(made: Table, terminal: Console) -> None:
+    """Print a table; into a pipe without the spaces that fill up its last column."""
+    if terminal.is_terminal:
+        terminal.print(made)
+        return
+    with terminal.capture() as captured:
+        terminal.print(made)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
 
 
 def text(words: str, style: str = "") -> Text:

@@ -30,11 +30,12 @@ def show(
 
     Example: evertick show 3f2a9c1b
     """
-    from evertick.sources import find, open_source
+    from evertick.sources import check_prefix, find, open_source
     from evertick.story import story
 
+    prefix = check_prefix(identifier)
     source = open_source(settings(ctx))
-    incident = find(source, identifier)
+    incident = find(source, prefix)
     told = source.told(incident)
     lines = story([*told.revisions, incident], told.signals, told.actions, told.outcomes)
     if source.note:
@@ -73,7 +74,7 @@ def _print(incident: Incident, lines: list[Line]) -> None:
     facts.show_header = False
     for name, words in summary(incident, time.time_ns()):
         facts.add_row(screen.text(name, "dim"), screen.text(words))
-    console.print(facts)
+    screen.show(facts, console)
     console.print()
     table = screen.table("TIME (UTC)", "OFFSET", "WHAT", "SUBJECT", "")
     for line in lines:
@@ -84,7 +85,7 @@ def _print(incident: Incident, lines: list[Line]) -> None:
             screen.text(line.subject),
             screen.text(line.text, screen.STYLES.get(line.severity, "")),
         )
-    console.print(table)
+    screen.show(table, console)
 
 
 def summary(incident: Incident, now_ns: int) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from bus import topics
@@ -16,18 +17,21 @@ from schemas.packet import LinkTransition, TcpFlowColumns, TcpFlows
 from tests.conftest import KafkaServer, eventually
 
 
+NOW_NS = time.time_ns()
+
+
 def transition(i: int) -> LinkTransition:
     return LinkTransition(
         id=content_id("transition", i),
         node="n1",
-        at_ns=i + 1,
+        at_ns=NOW_NS + i,
         clock_error_ns=1,
         subject=nic("n1", "eth0"),
         carrier=bool(i % 2),
         admin_up=True,
         present=True,
         physical=True,
-        since_ns=i,
+        since_ns=NOW_NS + i - 1,
         carrier_losses=i,
     )
 
@@ -37,8 +41,8 @@ def flows(i: int, rows: int = 100) -> TcpFlows:
     return TcpFlows(
         id=content_id("flows", i),
         node="n1",
-        at_ns=i + 2,
-        from_ns=i + 1,
+        at_ns=NOW_NS + i,
+        from_ns=NOW_NS + i - 1,
         clock_error_ns=1,
         columns=TcpFlowColumns(
             local=["10.0.0.1:1"] * rows,

@@ -25,7 +25,7 @@ from history.retention import Retention
 from history.writer import GROUP, HistorySettings, Writer
 from schemas.event import Event
 from schemas.identity import content_id
-from tests.bus.test_producer import flows, transition
+from tests.bus.test_producer import NOW_NS, flows, transition
 from tests.conftest import HistoryServer, eventually
 
 
@@ -95,7 +95,7 @@ def test_every_event_becomes_its_row(settings: Settings) -> None:
     rows = client.query(
         "SELECT toUnixTimestamp64Nano(at), carrier, carrier_losses FROM link_transitions ORDER BY at"
     ).result_rows
-    assert rows == [(i + 1, bool(i % 2), i) for i in range(300)]
+    assert rows == [(NOW_NS + i, bool(i % 2), i) for i in range(300)]
     assert count(settings.clickhouse, "tcp_flows") == 30_000
     assert client.query("SELECT sum(bytes_sent), uniqExact(at) FROM tcp_flows").result_rows == [
         (30_000, 300)
