@@ -15,7 +15,6 @@ from schemas.topics import TOPICS, TopicSpec
 
 _TIMEOUT_S = 15.0
 _SEGMENT_MAX_BYTES = 64 << 20
-_SEGMENT_MIN_BYTES = 1 << 20
 
 
 def name_on_broker(kafka: KafkaSettings, topic: str) -> str:
@@ -44,7 +43,8 @@ def storage(spec: TopicSpec, budget_bytes: int | None) -> dict[str, str]:
     if budget_bytes is not None:
         # Only closed segments are deleted, so a partition may hold its bound and one segment more.
         partition_bytes = int(budget_bytes * spec.retention_share / spec.partitions)
-        segment_bytes = max(_SEGMENT_MIN_BYTES, min(_SEGMENT_MAX_BYTES, partition_bytes // 4))
+        # A message larger than a segment would be refused.
+        segment_bytes = max(spec.max_message_bytes, min(_SEGMENT_MAX_BYTES, partition_bytes // 4))
         config["segment.bytes"] = str(segment_bytes)
         if not spec.compacted:
             config["retention.bytes"] = str(max(segment_bytes, partition_bytes - segment_bytes))

@@ -36,8 +36,9 @@ _FAILED_PAUSE_S = 1.0
 _FAILURES_TO_REOPEN = 3
 _INVENTORY_INTERVAL_S = 600.0
 _LOOK_INTERVAL_S = 1.0
-_JOIN_S = 0.5
-_FLUSH_S = 1.0
+# A collector driven by events waits up to a second; meanwhile the producer goes on sending.
+_JOIN_S = 1.1
+_FLUSH_S = 0.5
 
 _run_seconds = Summary(
     "evertick_collector_run_seconds",

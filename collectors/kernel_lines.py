@@ -32,9 +32,7 @@ _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d{1,9})(?:,\s*(.*))?$", re.DOTALL)
 _XID_PCI = re.compile(rf"(?:{_PCI})|(?<![0-9a-fA-F-])[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}(?:\.[0-7])?")
 _GPU_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _XID_PROCESS = re.compile(r"^pid='?(\d+|<unknown>)'?(?:, name=([^,]*))?")
-_RECOVERY = re.compile(
-    r"(?:recovery action changed from .* to 0x[0-9a-fA-F]+ \(([^)]*)\)|^([^,(]+))"
-)
+_RECOVERY = re.compile(r".*action changed from .* to 0x[0-9a-fA-F]+ \(([^)]*)\)|([^,(]+)")
 _NVLINK5 = re.compile(
     r"^(\S+)\s+(\S+)\s+XC\d+\s+i\d+\s+Link (-?\d+)"
     r"(?:\s*\((0x[0-9a-fA-F]{1,8})(?: (0x[0-9a-fA-F]{1,8}))?)?"
@@ -176,7 +174,7 @@ def _xid_subcode(code: int, text: str) -> str | None:
     """What the line adds to the code: for XID 154 the action asked for, for XID 144 to 150 unit,
     severity, link, interrupt word and status word, for XID 74 the link."""
     if code == 154:
-        asked = _RECOVERY.search(text)
+        asked = _RECOVERY.match(text)
         return (asked[1] or asked[2]).strip() if asked else None
     if 144 <= code <= 150:
         unit = _NVLINK5.match(text)

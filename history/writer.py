@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
+from clickhouse_connect.datatypes.registry import get_from_name
 from clickhouse_connect.driver.exceptions import ClickHouseError
 from confluent_kafka import KafkaException, Message, TopicPartition
 from prometheus_client import Counter, Histogram
@@ -37,10 +38,12 @@ from history.tables import Blocks
 from schemas.topics import TOPICS
 
 if TYPE_CHECKING:
+    from clickhouse_connect.datatypes.base import ClickHouseType
     from clickhouse_connect.driver.client import Client
 
 GROUP = "history"
 _INTENT = re.compile(r"to=(\d+)")
+_LOW_CARDINALITY = re.compile(r"LowCardinality\((\w+)\)")
 _POLL_MESSAGES = 2000
 _RETRY_MAX_S = 10.0
 
@@ -105,6 +108,7 @@ class Writer:
         self._kafka = settings.kafka
         self._config = config
         self._client = client
+        self._types: dict[str, dict[str, ClickHouseType]] = {}
         self._clock = Clock()
         self._pending: dict[Place, Pending] = {}
         self._consumer = Consumer(
@@ -167,10 +171,12 @@ class Writer:
         while True:
             started_s = time.monotonic()
             try:
+                types = self._types.get(table) or self._column_types(table)
                 self._client.insert(
                     table,
                     list(columns.values()),
                     column_names=list(columns),
+                    column_types=[types[name] for name in columns],
                     column_oriented=True,
                     settings={"insert_deduplication_token": token},
                 )
@@ -189,6 +195,19 @@ class Writer:
         _insert_s.labels(table).observe(time.monotonic() - started_s)
         _rows.labels(table).inc(rows)
         return True
+
+    def _column_types(self, table: str) -> dict[str, ClickHouseType]:
+        """The types to send a table's columns as.
+
+        A dictionary-encoded column is sent plain and encoded by the server: the client builds its
+        dictionaries in Python, at six times the price.
+        """
+        described = self._client.query(f"DESCRIBE TABLE {table}").result_rows
+        self._types[table] = {
+            name: get_from_name(_LOW_CARDINALITY.sub(r"\1", type_name))
+            for name, type_name, *_ in described
+        }
+        return self._types[table]
 
     def _wait(self, delay_s: float, stopped: threading.Event) -> bool:
         """Wait without losing the place in the group; True when told to stop."""

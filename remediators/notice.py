@@ -120,7 +120,7 @@ def _duration(seconds: float) -> str:
     """A length of time in its two largest units: ``3 min 12 s``."""
     whole_s = max(0, round(seconds))
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    shown = []
+    shown: list[str] = []
     for unit, size in units:
         count, whole_s = divmod(whole_s, size)
         if count or (unit == "s" and not shown):
@@ -132,7 +132,7 @@ def _victims(incident: Incident) -> str:
     """``job llm-70b, 16 ranks, 8 GPUs``: jobs by name, as far as they are few, the rest by number."""
     victims = incident.victims
     names = [parts(job).name for job in victims.jobs]
-    told = []
+    told: list[str] = []
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         told.append(f"{'jobs' if len(names) > 1 else 'job'} {', '.join(names[:3])}{more}")

@@ -80,13 +80,18 @@ def undecided(
 ) -> list[Step]:
     """Of the steps that a remedy proposes, those to decide about now; beginnings come first.
 
-    Left out are those already permitted, beginnings outside the remedy's scope, beginnings that
+    Left out are those already permitted or, in a dry run, rehearsed, beginnings outside the remedy's scope, beginnings that
     were refused while the incident was open and now come too late, and ends of what never began.
     """
     name = incident.incident
     if ledger.closed(name):
         return []
-    fresh = [step for step in steps if not ledger.permitted(name, place(step))]
+    fresh = [
+        step
+        for step in steps
+        if not ledger.permitted(name, place(step))
+        and not (settings.dry_run and ledger.rehearsed(name, place(step)))
+    ]
     lasts = incident.state in (IncidentState.OPEN, IncidentState.MITIGATING)
     begins = [
         step

@@ -22,7 +22,8 @@ import hmac
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from typing import Any
+from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -89,15 +90,15 @@ class Webhook:
             **(make_headers(basic_auth=parsed.auth) if parsed.auth else {}),
             **(headers or {}),
         }
-        pool = {
+        pool: dict[str, Any] = {
             "maxsize": connections,
             "timeout": Timeout(connect=timeout_s, read=timeout_s),
             "retries": False,
             "cert_reqs": "CERT_REQUIRED" if verify else "CERT_NONE",
             **({"ca_certs": ca_file} if ca_file else {}),
         }
-        proxy = getproxies_environment().get(parsed.scheme or "")
-        if proxy and not proxy_bypass_environment(parsed.host or ""):
+        proxy = getproxies().get(parsed.scheme or "")
+        if proxy and not proxy_bypass(parsed.host or ""):
             self._pool: urllib3.PoolManager = urllib3.ProxyManager(proxy, **pool)
         else:
             self._pool = urllib3.PoolManager(**pool)

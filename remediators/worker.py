@@ -17,21 +17,21 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import Message
 from prometheus_client import Counter, Gauge
 
 from bus import health as bus_health
 from bus import log, topics
 from bus.clock import Clock
-from bus.consumer import Consumer, Record, next_offsets, read_all
-from bus.producer import Publisher, Undelivered
+from bus.consumer import Consumer, Record, next_offsets
 from bus.settings import Settings, SettingsError, section
 from remediators import base, policy
 from remediators.base import Remedy, Result, Step
 from remediators.executor import Executor, Task
-from remediators.ledger import Ledger, Place, action_id, executable, follows, outcome_id, place_of
+from remediators.journal import Journal
+from remediators.ledger import Ledger, Place, action_id, executable, follows, place_of
 from schemas.action import CONTROL, Action, Outcome, OutcomeStatus
 from schemas.incident import Incident
 
@@ -39,8 +39,6 @@ GROUP = "remediate"
 _POLL_S = 0.2
 _POLL_MAX_MESSAGES = 500
 _REVIEW_S = 1.0
-_RETRY_S = 1.0
-_REPLAY_TIMEOUT_S = 600.0
 _STALLED_S = 90.0
 _IN_FLIGHT_S = 1.0
 _STOP_S = 1.3
@@ -96,9 +94,13 @@ def run(settings: Settings) -> None:
         finally:
             ended.set()
 
+    def end(*_: object) -> None:
+        worker.stop()
+        ended.set()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
     # librdkafka's calls wait without looking at signals: they are made in a thread of their own.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: (worker.stop(), ended.set()))
     thread = threading.Thread(target=work, name="incidents", daemon=True)
     thread.start()
     ended.wait()
@@ -123,13 +125,12 @@ class Worker:
         self._health = health
         self._clock = Clock()
         looks_back_s = [remedy.settings.looks_back_s() for remedy in remedies.values()]
-        self._ledger = Ledger(max(looks_back_s, default=0.0))
-        self._ledger_lock = threading.Lock()
-        self._publisher = Publisher(settings.kafka, GROUP)
-        self._publishing = threading.Lock()
+        self._stopped = threading.Event()
+        self._journal = Journal(
+            settings.kafka, Ledger(max(looks_back_s, default=0.0)), self._stopped, self._alive
+        )
         self._executors: dict[tuple[str, str], Executor] = {}
         self._deferred: dict[str, Incident] = {}
-        self._stopped = threading.Event()
 
     def stop(self) -> None:
         """Begin nothing more; ``work`` returns soon."""
@@ -150,13 +151,13 @@ class Worker:
         for remedy in self._remedies.values():
             if reason := remedy.idle_reason():
                 _log.warning(reason, remedy=remedy.name)
-        if not self._persist(self._recover, "cannot read the ledger"):
+        if not self._journal.persist(self._recover, "cannot read the ledger"):
             return
         consumer = Consumer(self._kafka, GROUP, ["incidents"])
         try:
             review_at_s = 0.0
             while not self._stopped.is_set():
-                self._health.progress("incidents", _STALLED_S)
+                self._alive()
                 # One message is waited for, more are taken only if they are there: ``consume`` alone
                 # would wait for its full number.
                 first = consumer.client.poll(_POLL_S)
@@ -172,6 +173,9 @@ class Worker:
             consumer.close()
             self._health.forget("incidents")
 
+    def _alive(self) -> None:
+        self._health.progress("incidents", _STALLED_S)
+
     def _take(self, consumer: Consumer, messages: list[Message]) -> bool:
         """Decide about what was read; True once all that follows is in Kafka."""
         records: list[Record] = []
@@ -179,7 +183,7 @@ class Worker:
         def read() -> None:
             records[:] = consumer.read(messages)
 
-        return self._persist(read, "Kafka does not take dead letters") and self._decide(
+        return self._journal.persist(read, "Kafka does not take dead letters") and self._decide(
             [record.event for record in records if isinstance(record.event, Incident)]
         )
 
@@ -187,42 +191,44 @@ class Worker:
         """Decide about some revisions; True once all that follows is in Kafka."""
         events: list[Action | Outcome] = []
         tasks: dict[tuple[str, str], list[Task]] = defaultdict(list)
-        with self._ledger_lock:
+        with self._journal.locked() as ledger:
             for incident in incidents:
-                for event in self._verdicts(incident):
-                    self._ledger.add(event)
+                for event in self._verdicts(incident, ledger):
+                    ledger.add(event)
                     events.append(event)
                     if isinstance(event, Action) and executable(event):
                         place = place_of(event)
                         tasks[place.remedy, place.receiver].append(Task(event, incident))
         _deferred.set(len(self._deferred))
         # In the ledger before they are in Kafka: no harm, for nothing is executed until they are.
-        if not self._publish(*events):
+        if not self._journal.publish(*events):
             return False
         for (remedy, receiver), some in tasks.items():
             self._submit(remedy, receiver, some)
         return True
 
-    def _verdicts(self, incident: Incident) -> Iterable[Action | Outcome]:
+    def _verdicts(self, incident: Incident, ledger: Ledger) -> Iterable[Action | Outcome]:
         """Actions on a revision, with the outcomes of those that are only recorded. Each is to be
         added to the ledger before the next is asked for: it counts against budgets."""
         passing = False
         for remedy in self._remedies.values():
             settings = remedy.settings
             steps = remedy.steps(incident, settings)
-            for step in policy.undecided(steps, incident, self._ledger, settings):
+            for step in policy.undecided(steps, incident, ledger, settings):
                 now = self._clock.read()
-                verdict = policy.decide(step, incident, self._ledger, settings, now.ns)
+                verdict = policy.decide(step, incident, ledger, settings, now.ns)
                 passing |= verdict.passing
                 place = policy.place(step)
                 name = action_id(incident.incident, place, verdict.rule)
-                if self._ledger.recorded(incident.incident, place, name):
+                if ledger.recorded(incident.incident, place, name):
                     continue
                 _decided.labels(remedy.name, verdict.rule or "none").inc()
                 action = _action(name, step, incident, verdict, now.ns, now.error_ns)
                 yield action
                 if not verdict.do:
-                    yield self._outcome(action, OutcomeStatus.SKIPPED, verdict.reason, 0, now.ns)
+                    yield self._journal.outcome(
+                        action, OutcomeStatus.SKIPPED, verdict.reason, 0, now.ns
+                    )
         if passing:
             self._deferred[incident.incident] = incident
         else:
@@ -257,7 +263,7 @@ class Worker:
         else:
             self._fail(task.action, result.detail, task.attempts, task.started_ns)
             return
-        self._record(task.action, status, result.detail, task.attempts, task.started_ns)
+        self._journal.record(task.action, status, result.detail, task.attempts, task.started_ns)
 
     def _fail(self, action: Action, detail: str, attempts: int = 0, started_ns: int = 0) -> None:
         _log.error(
@@ -268,78 +274,22 @@ class Worker:
             incident=action.incident,
             reason=detail,
         )
-        self._record(action, OutcomeStatus.FAILED, detail, attempts, started_ns)
-
-    def _record(
-        self, action: Action, status: OutcomeStatus, detail: str, attempts: int, started_ns: int
-    ) -> None:
-        outcome = self._outcome(action, status, detail, attempts, started_ns)
-        if self._publish(outcome):
-            with self._ledger_lock:
-                self._ledger.add(outcome)
+        self._journal.record(action, OutcomeStatus.FAILED, detail, attempts, started_ns)
 
     def _unbegun(self, action: Action) -> bool:
         """The action ends another that was not done."""
         if not follows(action):
             return False
         begun = Place(action.remedy, follows(action), place_of(action).receiver)
-        with self._ledger_lock:
-            return self._ledger.status(action.incident, begun) is not OutcomeStatus.SUCCEEDED
-
-    def _outcome(
-        self, action: Action, status: OutcomeStatus, detail: str, attempts: int, started_ns: int
-    ) -> Outcome:
-        now = self._clock.read()
-        return Outcome(
-            id=outcome_id(action.id),
-            zone=action.zone,
-            at_ns=now.ns,
-            clock_error_ns=now.error_ns,
-            action=action.id,
-            incident=action.incident,
-            remedy=action.remedy,
-            purpose=action.purpose,
-            target=action.target,
-            status=status,
-            detail=detail[:2048],
-            attempts=attempts,
-            started_ns=started_ns or now.ns,
-        )
-
-    def _publish(self, *events: Action | Outcome) -> bool:
-        """Publish, trying until Kafka has them; False if this process ends first."""
-        if not events:
-            return True
-
-        def publish() -> None:
-            with self._publishing:
-                self._publisher.publish(*events)
-
-        return self._persist(publish, "Kafka does not take the ledger's events")
-
-    def _persist(self, what: Callable[[], None], complaint: str) -> bool:
-        """Do it, again and again while Kafka is away; False if this process ends first."""
-        while True:
-            try:
-                what()
-            except (Undelivered, KafkaException, SettingsError) as error:
-                _log.warning(complaint, reason=str(error), again_in_s=_RETRY_S)
-                self._health.progress("incidents", _STALLED_S)
-                if self._stopped.wait(_RETRY_S):
-                    return False
-            else:
-                return True
+        with self._journal.locked() as ledger:
+            return ledger.status(action.incident, begun) is not OutcomeStatus.SUCCEEDED
 
     def _recover(self) -> None:
-        """Rebuild the ledger from its topics, and queue what has no outcome yet."""
+        """Rebuild the ledger, and queue what has no outcome yet."""
         topics.ensure(self._kafka)
-        for record in read_all(self._kafka, ["actions", "outcomes"], GROUP, _REPLAY_TIMEOUT_S):
-            self._health.progress("incidents", _STALLED_S)
-            if isinstance(record.event, Action | Outcome) and record.event.remedy in self._remedies:
-                self._ledger.add(record.event)
-        self._ledger.forget_strays()
-        pending = [action for action in self._ledger.pending() if action.target == CONTROL]
-        revisions = self._revisions(pending)
+        self._journal.replay(self._remedies)
+        pending = [action for action in self._journal.pending() if action.target == CONTROL]
+        revisions, self._deferred = self._journal.revisions(pending)
         for action in pending:
             incident = revisions.get((action.incident, action.incident_revision))
             if incident is None:
@@ -349,25 +299,6 @@ class Worker:
             self._submit(place.remedy, place.receiver, [Task(action, incident)])
         if pending:
             _log.info("finishing what the last run left", actions=len(pending))
-
-    def _revisions(self, pending: list[Action]) -> dict[tuple[str, int], Incident]:
-        """The incidents' revisions that the pending actions are about. Those whose beginning was
-        refused are to be decided anew, in their newest revision."""
-        wanted = {(action.incident, action.incident_revision) for action in pending}
-        waiting = self._ledger.waiting()
-        found: dict[tuple[str, int], Incident] = {}
-        if not wanted and not waiting:
-            return found
-        for record in read_all(self._kafka, ["incidents"], GROUP, _REPLAY_TIMEOUT_S):
-            self._health.progress("incidents", _STALLED_S)
-            incident = record.event
-            if not isinstance(incident, Incident):
-                continue
-            if (incident.incident, incident.revision) in wanted:
-                found[incident.incident, incident.revision] = incident
-            if incident.incident in waiting:
-                self._deferred[incident.incident] = incident
-        return found
 
 
 def _action(

@@ -27,7 +27,12 @@ from streams.detecting import Fleet
 from streams.incidents import Zones
 from streams.inventory import InventoryReader
 from streams.processor import Processor
-from streams.transport import BatchStream, BatchTransport
+from streams.transport import (
+    CHUNK_MAX_MESSAGES,
+    CHUNKS_WAITING_MAX,
+    ChunkStream,
+    ChunkTransport,
+)
 
 GROUP = "streams"
 _STALLED_S = 30.0
@@ -50,16 +55,16 @@ class StreamApp(faust.App):
         super().__init__(
             kafka.prefix + GROUP,
             broker=[f"kafka://{server.strip()}" for server in kafka.bootstrap.split(",")],
-            Stream=BatchStream,
+            Stream=ChunkStream,
             stream_wait_empty=True,
-            stream_buffer_maxsize=4096,
+            stream_buffer_maxsize=CHUNKS_WAITING_MAX,
             topic_disable_leader=True,
             topic_allow_declare=False,
             web_enabled=False,
             consumer_auto_offset_reset="earliest",
             consumer_max_fetch_size=_REQUEST_MAX_BYTES,
             broker_check_crcs=False,
-            broker_max_poll_records=1000,
+            broker_max_poll_records=CHUNK_MAX_MESSAGES,
             broker_commit_interval=1.0,
             broker_session_timeout=6.0,
             broker_heartbeat_interval=1.0,
@@ -74,7 +79,7 @@ class StreamApp(faust.App):
             **_security(kafka),
         )
         self.sensors.add(faust.Sensor())  # without any, Faust warns at each rebalance
-        self.transport = BatchTransport(self.conf.broker_consumer, self)
+        self.transport = ChunkTransport(self.conf.broker_consumer, self)
         self._kafka = kafka
         self._health = health
         self._inventory_known = asyncio.Event()
@@ -124,7 +129,7 @@ class StreamApp(faust.App):
             partitions=partitions,
         )
 
-        async def run(stream: BatchStream) -> None:
+        async def run(stream: ChunkStream) -> None:
             await self._inventory_known.wait()
             try:
                 await processor.run(stream)

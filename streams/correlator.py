@@ -1,17 +1,17 @@
 """The correlator: signals that one cause explains become one incident.
 
 Pure: no Kafka, no wall clock; live, in a replay and in a simulation it is the same object. All that
-it knows is in the incidents that it returns, so the newest revision of each, stored, is its whole
-memory. What makes it safe to read a signal twice:
+it must remember is in the incidents that it returns, so the newest revision of each, stored until
+``expired`` names it, is its whole memory. What makes it safe to read a signal twice:
 
 - An episode that an incident took in is known by its id; only what is newer than the symptom's last
   word counts, and a cleared episode is over.
-- After a restart older episodes of a symptom are known by their time: a symptom that an incident was
-  restored with is taken to have no unread episode older than the one it carries.
-- Resolved incidents are remembered for ``remember_s``, so that old signals find theirs and open none.
+- After a restart older episodes of a symptom are known by their time: one that began no later than
+  the episode that a restored incident carries was read before.
+- Resolved incidents are remembered for ``remember_s``, so that old signals open no new ones.
 - When an incident resolves follows from when it was mitigated, not from when somebody looked.
 
-Rules of what explains what are in modules named ``explain_*`` (see :mod:`streams.explain`).
+What explains what is told by rules in modules named ``explain_*`` (see :mod:`streams.explain`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,428 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import Field
+
+from bus.settings import Section
 from schemas.identity import content_id, parts
-from schemas.incident import Incident, IncidentState, Symptom, Victims
+from schemas.incident import Incident, IncidentState, Symptom
 from schemas.inventory import InventoryItem
-from schemas.signal import EVIDENCE_MAX, Evidence, Phase, Severity, Signal
-from streams import explain
-from streams.correlating import CorrelatorSettings, Key, key_of, take_in
+from schemas.signal import Phase, Severity, Signal
+from streams import explain, symptoms
+from streams.symptoms import Key, key_of
 from streams.victims import Inventory
+
+_SECOND_NS = 1_000_000_000
+_GRAVITY = list(Severity)
+_EPISODES_REPLACED_MAX = 500
+
+_Place = tuple[str, str]
+"""Where live incidents are found: a subject and nothing, or a node and a kind."""
+
+_NotNegative = Annotated[float, Field(ge=0)]
+
+
+class CorrelatorSettings(Section):
+    """When an incident is over, and how much is kept."""
+
+    resolve_after_s: _NotNegative = 5.0
+    """Quiet time from the last symptom's end until an incident is resolved."""
+    resolve_after_s_by_kind: dict[str, _NotNegative] = {"link.flapping": 0.0}
+    """The same for kinds that need another; flapping ends only after a quiet time of its own."""
+    remember_s: Annotated[float, Field(ge=1)] = 600.0
+    """How long a resolved incident is remembered, so that signals read again find it."""
+    symptoms_max: Annotated[int, Field(ge=10, le=500)] = 200
+    """Symptoms that one incident holds; more are counted in ``symptoms_dropped``."""
+    incidents_max: Annotated[int, Field(ge=10)] = 10_000
+    """Unresolved incidents of a zone; symptoms that would open more are refused and counted."""
+    remembered_max: Annotated[int, Field(ge=10)] = 100_000
+    """Resolved incidents that are remembered; the oldest go first."""
+
+
+@dataclass(slots=True)
+class _Live:
+    """An incident that is not resolved."""
+
+    incident: Incident
+    symptoms: dict[Key, Symptom]
+    episodes: dict[str, tuple[Key, int]]
+    """The newest episodes that it took in, also those that newer ones replaced: of which symptom,
+    and when they began."""
+    active: set[Key]
+    said: dict[Key, set[str]] = field(default_factory=dict)
+    """Ids of the signals with a symptom's newest time: several may share one."""
+
+
+@dataclass(slots=True)
+class _Resolved:
+    episodes: list[str]
+    floors: dict[Key, int]
+    """The times in ``_floor`` that are forgotten with it."""
+
+
+class Correlator:
+    """The incidents of one zone."""
+
+    def __init__(self, zone: str, settings: CorrelatorSettings | None = None) -> None:
+        explain.load()
+        self.zone = zone
+        self.settings = settings or CorrelatorSettings()
+        self.refused = 0
+        """Signals that would have opened an incident beyond ``incidents_max``."""
+        self._inventory = Inventory()
+        self._live: dict[str, _Live] = {}
+        self._resolved: dict[str, _Resolved] = {}
+        self._owner: dict[str, str] = {}
+        """Episode to incident, live or resolved."""
+        self._holder: dict[Key, str] = {}
+        """Symptom to the live incident that has it."""
+        self._floor: dict[Key, int] = {}
+        """Symptoms of which episodes that began no later were read before, though their ids are
+        not known any more."""
+        self._at: dict[_Place, dict[str, None]] = {}
+        self._quiet: list[tuple[int, str]] = []
+        self._expiry: list[tuple[int, str]] = []
+        self._now_ns = 0
+
+    def inventory(self, item: InventoryItem) -> None:
+        """Take in what is known about a thing of the fleet; it counts from the next revisions on."""
+        self._inventory.put(item)
+
+    def forget(self, subject: str) -> None:
+        """A thing of the fleet is gone."""
+        self._inventory.forget(subject)
+
+    def incidents(self) -> list[Incident]:
+        """The newest revision of every incident that is not resolved."""
+        return [live.incident for live in self._live.values()]
+
+    def observe(self, signal: Signal) -> list[Incident]:
+        """Take in a signal.
+
+        Returns:
+            New revisions to publish, in order; empty where the signal says nothing new.
+        """
+        key = key_of(signal)
+        owner = self._owner.get(signal.episode)
+        if owner is not None:
+            live = self._live.get(owner)
+            return [] if live is None else self._again(live, key, signal)
+
+        told: list[Incident] = []
+        holder = self._current(self._holder.get(key), signal.at_ns, told)
+        if signal.phase is Phase.CLEARED:
+            # Of an episode that nobody raised here: an interface that was set down, say.
+            return told + ([] if holder is None else self._again(holder, key, signal))
+        if signal.raised_ns <= self._floor.get(key, -1):
+            return told
+        if holder is not None:
+            self._join(holder, key, signal, None)
+            told.append(self._revise(holder, signal))
+            return told
+        verdict = explain.explain(signal, _Known(self, signal.at_ns, told))
+        joined = self._live.get(verdict.incident) if verdict.incident else None
+        if joined is not None:
+            self._join(joined, key, signal, verdict)
+            told.append(self._revise(joined, signal))
+        elif len(self._live) >= self.settings.incidents_max:
+            self.refused += 1
+        else:
+            told.append(self._open(key, signal, verdict))
+        return told
+
+    def tick(self, now_ns: int) -> list[Incident]:
+        """Resolve what has been quiet for long enough."""
+        self._now_ns = max(self._now_ns, now_ns)
+        told: list[Incident] = []
+        while self._quiet and self._quiet[0][0] <= now_ns:
+            _, name = heapq.heappop(self._quiet)
+            self._current(name, now_ns, told)
+        return told
+
+    def expired(self) -> list[str]:
+        """Names of resolved incidents that are forgotten from now on, as of the last tick; what was
+        stored of them can go."""
+        gone: list[str] = []
+        while self._expiry and (
+            self._expiry[0][0] <= self._now_ns or len(self._resolved) > self.settings.remembered_max
+        ):
+            _, name = heapq.heappop(self._expiry)
+            resolved = self._resolved.pop(name)
+            for episode in resolved.episodes:
+                self._owner.pop(episode, None)
+            for key, raised_ns in resolved.floors.items():
+                if self._floor.get(key) == raised_ns:
+                    del self._floor[key]
+            gone.append(name)
+        return gone
+
+    def restore(self, incident: Incident) -> None:
+        """Take up an incident from its stored revision, unless a newer one is known.
+
+        Raises:
+            ValueError: it belongs to another zone.
+        """
+        if incident.zone != self.zone:
+            raise ValueError(f"incident {incident.incident} is of zone {incident.zone}")
+        known = self._live.get(incident.incident)
+        if incident.incident in self._resolved or (
+            known is not None and known.incident.revision >= incident.revision
+        ):
+            return
+        if known is not None:
+            self._drop(known)
+        held = {key_of(symptom): symptom for symptom in incident.symptoms}
+        episodes = {one.episode: (key, one.raised_ns) for key, one in held.items()}
+        self._owner.update(dict.fromkeys(episodes, incident.incident))
+        for key, symptom in held.items():
+            self._floor[key] = max(symptom.raised_ns, self._floor.get(key, -1))
+        if incident.state is IncidentState.RESOLVED:
+            self._remember(incident, list(episodes), held)
+            return
+        active = {key for key, symptom in held.items() if symptom.cleared_ns is None}
+        live = _Live(incident, held, episodes, active)
+        self._live[incident.incident] = live
+        self._holder.update(dict.fromkeys(held, incident.incident))
+        self._index(incident)
+        self._await_quiet(incident)
+
+    def _again(self, live: _Live, key: Key, signal: Signal) -> list[Incident]:
+        """A signal of an episode, or at least of a symptom, that an incident holds."""
+        symptom = live.symptoms.get(key)
+        if symptom is None:
+            return []
+        said = live.said.get(key)
+        if symptom.episode == signal.episode:
+            # Of two signals with one time and one amount of evidence, the one not yet heard is news.
+            unheard = said is not None and signal.id not in said
+            same_time = signal.at_ns == symptom.updated_ns and symptom.cleared_ns is None
+            if not symptoms.newer(signal, symptom) and not (unheard and same_time):
+                return []
+        # A symptom has one episode at a time, so an end of any after this one began ends this one.
+        elif signal.phase is not Phase.CLEARED or not (
+            key in live.active and signal.at_ns > symptom.raised_ns
+        ):
+            return []
+        live.symptoms[key] = symptoms.take_in(symptom, signal)
+        same_time = live.symptoms[key].updated_ns == symptom.updated_ns
+        live.said[key] = {signal.id, *(said or ())} if said and same_time else {signal.id}
+        if signal.phase is Phase.CLEARED:
+            live.active.discard(key)
+        return [self._revise(live, signal)]
+
+    def _open(self, key: Key, signal: Signal, verdict: explain.Verdict) -> Incident:
+        name = content_id("incident", self.zone, signal.episode)
+        symptom = symptoms.new(signal, verdict.role)
+        incident = Incident(
+            id=content_id("revision", name, 0),
+            zone=self.zone,
+            at_ns=signal.at_ns,
+            clock_error_ns=signal.clock_error_ns,
+            incident=name,
+            revision=1,
+            state=IncidentState.OPEN,
+            kind=signal.kind,
+            subject=verdict.subject or signal.subject,
+            severity=signal.severity,
+            summary=signal.summary,
+            confidence=verdict.confidence,
+            opened_ns=signal.raised_ns,
+            symptoms=[symptom],
+        )
+        live = _Live(incident, {}, {}, set())
+        self._live[name] = live
+        self._index(incident)
+        self._hold(live, key, symptom, signal)
+        return self._revise(live, signal, revision=1)
+
+    def _join(self, live: _Live, key: Key, signal: Signal, verdict: explain.Verdict | None) -> None:
+        """Take a new episode into an incident; without a verdict, of a symptom that it has."""
+        before = live.symptoms.get(key)
+        if before is None and len(live.symptoms) >= self.settings.symptoms_max:
+            self._own(live, key, signal)
+            live.incident = live.incident.model_copy(
+                update={"symptoms_dropped": live.incident.symptoms_dropped + 1}
+            )
+            return
+        role: explain.Role = before.role if before is not None else "effect"
+        if verdict is not None:
+            live.incident = live.incident.model_copy(
+                update={"confidence": min(live.incident.confidence, verdict.confidence)}
+            )
+            if verdict.role == "cause":
+                role = self._contest(live, signal)
+        self._hold(live, key, symptoms.new(signal, role, before), signal)
+
+    def _contest(self, live: _Live, signal: Signal) -> explain.Role:
+        """The role of a symptom that may be the cause; the weaker one is an effect from now on."""
+        cause_key = next((k for k, one in live.symptoms.items() if one.role == "cause"), None)
+        if cause_key is None:
+            return "cause"
+        cause = live.symptoms[cause_key]
+        if explain.strength(symptoms.new(signal, "cause")) <= explain.strength(cause):
+            return "effect"
+        live.symptoms[cause_key] = symptoms.in_role(cause, "effect")
+        return "cause"
+
+    def _hold(self, live: _Live, key: Key, symptom: Symptom, signal: Signal) -> None:
+        live.symptoms[key] = symptom
+        live.said[key] = {signal.id}
+        live.active.add(key)
+        self._own(live, key, signal)
+        self._holder[key] = live.incident.incident
+
+    def _own(self, live: _Live, key: Key, signal: Signal) -> None:
+        """Know an episode as this incident's. A link that flaps for days has them without end, so
+        in time the oldest are known by when they began, as after a restart."""
+        live.episodes[signal.episode] = (key, signal.raised_ns)
+        self._owner[signal.episode] = live.incident.incident
+        while len(live.episodes) > self.settings.symptoms_max + _EPISODES_REPLACED_MAX:
+            oldest = next(iter(live.episodes))
+            old_key, raised_ns = live.episodes.pop(oldest)
+            symptom = live.symptoms.get(old_key)
+            if symptom is not None and symptom.episode == oldest:
+                live.episodes[oldest] = (old_key, raised_ns)
+                continue
+            del self._owner[oldest]
+            if symptom is not None:
+                self._floor[old_key] = max(raised_ns, self._floor.get(old_key, -1))
+
+    def _revise(self, live: _Live, signal: Signal, revision: int | None = None) -> Incident:
+        """The next revision, after a signal was taken in."""
+        before = live.incident
+        held = list(live.symptoms.values())
+        cause = explain.cause_of(held)
+        kind = cause.kind if cause else before.kind
+        subject = cause.subject if cause else before.subject
+        state, mitigated_ns, reopened = before.state, before.mitigated_ns, before.reopened
+        if live.active:
+            if state is IncidentState.MITIGATED:
+                state, mitigated_ns, reopened = IncidentState.OPEN, None, reopened + 1
+        elif state is not IncidentState.MITIGATED:
+            state = IncidentState.MITIGATED
+            mitigated_ns = max(one.cleared_ns or 0 for one in held)
+        told = explain.description(kind, held, signal, before.recommendation)
+        at_ns = max(before.at_ns, signal.at_ns)
+        touched = {signal.subject, cause.subject} if cause else {signal.subject}
+        victims = self._inventory.victims(touched, before.victims)
+        open_s = max(0, (mitigated_ns or at_ns) - before.opened_ns) / _SECOND_NS
+        number = revision or before.revision + 1
+        incident = before.model_copy(
+            update={
+                "id": content_id("revision", before.incident, number),
+                "revision": number,
+                "at_ns": at_ns,
+                "clock_error_ns": signal.clock_error_ns,
+                "state": state,
+                "kind": kind,
+                "subject": subject,
+                "severity": told.severity
+                or max(before.severity, signal.severity, key=_GRAVITY.index),
+                "summary": told.summary[:512],
+                "mitigated_ns": mitigated_ns,
+                "reopened": reopened,
+                "symptoms": held,
+                "victims": victims,
+                "recommendation": told.recommendation,
+                # Never less than before: a job that ended meanwhile has cost what it cost.
+                "cost_gpu_s": max(
+                    before.cost_gpu_s, self._inventory.gpus_of(victims.jobs) * open_s
+                ),
+            }
+        )
+        live.incident = incident
+        if (kind, subject) != (before.kind, before.subject):
+            self._unindex(before)
+            self._index(incident)
+        self._await_quiet(incident)
+        return incident
+
+    def _current(self, name: str | None, at_ns: int, told: list[Incident]) -> _Live | None:
+        """A live incident as of a time; where its quiet time was over by then, it is resolved first
+        (and that revision added to ``told``)."""
+        live = self._live.get(name) if name else None
+        if live is None:
+            return None
+        before = live.incident
+        if before.state is not IncidentState.MITIGATED or self._quiet_until_ns(before) > at_ns:
+            return live
+        resolved_ns = self._quiet_until_ns(before)
+        incident = before.model_copy(
+            update={
+                "id": content_id("revision", before.incident, before.revision + 1),
+                "revision": before.revision + 1,
+                "at_ns": max(before.at_ns, resolved_ns),
+                "state": IncidentState.RESOLVED,
+                "resolved_ns": resolved_ns,
+            }
+        )
+        self._drop(live)
+        self._remember(incident, list(live.episodes), live.symptoms)
+        told.append(incident)
+        return None
+
+    def _quiet_until_ns(self, incident: Incident) -> int:
+        quiet_s = self.settings.resolve_after_s_by_kind.get(
+            incident.kind, self.settings.resolve_after_s
+        )
+        return (incident.mitigated_ns or 0) + int(quiet_s * _SECOND_NS)
+
+    def _await_quiet(self, incident: Incident) -> None:
+        if incident.state is IncidentState.MITIGATED:
+            heapq.heappush(self._quiet, (self._quiet_until_ns(incident), incident.incident))
+
+    def _remember(self, incident: Incident, episodes: list[str], held: dict[Key, Symptom]) -> None:
+        floors = {key: self._floor[key] for key in held if key in self._floor}
+        self._resolved[incident.incident] = _Resolved(episodes, floors)
+        until_ns = (incident.resolved_ns or 0) + int(self.settings.remember_s * _SECOND_NS)
+        heapq.heappush(self._expiry, (until_ns, incident.incident))
+
+    def _drop(self, live: _Live) -> None:
+        """Take a live incident out; its episodes stay known."""
+        name = live.incident.incident
+        del self._live[name]
+        self._unindex(live.incident)
+        for key in live.symptoms:
+            if self._holder.get(key) == name:
+                del self._holder[key]
+
+    def _index(self, incident: Incident) -> None:
+        for place in _places(incident):
+            self._at.setdefault(place, {})[incident.incident] = None
+
+    def _unindex(self, incident: Incident) -> None:
+        for place in _places(incident):
+            names = self._at[place]
+            del names[incident.incident]
+            if not names:
+                del self._at[place]
+
+
+def _places(incident: Incident) -> tuple[_Place, _Place]:
+    return (incident.subject, ""), (parts(incident.subject).node, incident.kind)
+
+
+class _Known:
+    """What is open, as rules see it while a signal is read."""
+
+    def __init__(self, correlator: Correlator, at_ns: int, told: list[Incident]) -> None:
+        self._correlator = correlator
+        self._at_ns = at_ns
+        self._told = told
+
+    def on(self, subject: str) -> Sequence[Incident]:
+        return self._live_at([(subject, "")])
+
+    def on_node(self, node: str, kinds: Sequence[str]) -> Sequence[Incident]:
+        return self._live_at([(node, kind) for kind in kinds])
+
+    def nic_of(self, node: str, address: str) -> str | None:
+        return self._correlator._inventory.nic_of(node, address)
+
+    def _live_at(self, places: list[_Place]) -> list[Incident]:
+        names = [name for place in places for name in self._correlator._at.get(place, ())]
+        found = [self._correlator._current(name, self._at_ns, self._told) for name in names]
+        incidents = [live.incident for live in found if live is not None]
+        return sorted(incidents, key=lambda one: (-one.opened_ns, one.incident))

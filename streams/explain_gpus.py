@@ -24,10 +24,6 @@ from streams.explain import (
 
 _NEAR_NS = 60_000_000_000
 _DOUBLE_BIT, _ROW_REMAP, _ACTION = "48", ("63", "64"), "154"
-_DRAIN_AND_RESET = (
-    "Drain the node, then reset the GPU: an uncorrectable memory error (XID 48) with a row remap "
-    "event (XID 63 or 64)."
-)
 
 stronger(("gpu.xid", 48), ("gpu.xid", 64), ("gpu.xid", 63))
 
@@ -50,7 +46,8 @@ def consequence(signal: Signal, known: Known) -> Verdict | None:
 
 @explains("gpu.xid")
 def memory_and_remap(signal: Signal, known: Known) -> Verdict | None:
-    """XID 48 and the row remap events 63 and 64 within 60 s are one trouble of the GPU's memory."""
+    """XID 48 and the row remap events 63 and 64 within 60 s are one trouble of the GPU's memory;
+    the detector's word on 48, the cause, says what both together need."""
     code = variant(signal.attributes)
     if code != _DOUBLE_BIT and code not in _ROW_REMAP:
         return None
@@ -89,8 +86,7 @@ def describe_xid(
     if cause_of(symptoms) is None:
         return Description(_storm(symptoms), None, Severity.INFO)
     usual = describe(symptoms, signal, before)
-    codes = {variant(symptom.attributes) for symptom in symptoms}
-    if _ACTION in codes:
+    if any(variant(symptom.attributes) == _ACTION for symptom in symptoms):
         if (
             signal is not None
             and variant(signal.attributes) == _ACTION
@@ -99,10 +95,6 @@ def describe_xid(
             asked = Recommendation(remedy=signal.remedy, advice=signal.advice)
             return Description(usual.summary, asked)
         return Description(usual.summary, before or usual.recommendation)
-    if _DOUBLE_BIT in codes and codes.intersection(_ROW_REMAP):
-        remedy = usual.recommendation.remedy if usual.recommendation else ""
-        recommended = Recommendation(remedy=remedy, advice=_DRAIN_AND_RESET)
-        return Description(usual.summary, recommended)
     return usual
 
 
@@ -117,7 +109,7 @@ def _storm(symptoms: Sequence[Symptom]) -> str:
 
 
 def _reports(symptom: Symptom) -> int:
-    counted = symptom.attributes.get("count", symptom.attributes.get("reports"))
+    counted = symptom.attributes.get("count")
     if isinstance(counted, int):
         return counted
     return max(1, len(symptom.evidence) + symptom.evidence_dropped)

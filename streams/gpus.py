@@ -63,6 +63,8 @@ class _Episode:
     subject: str
     code: int
     pci_address: str
+    began: str
+    """Id of the report that began it."""
     raised_ns: int
     last_ns: int
     clock_error_ns: int
@@ -205,6 +207,7 @@ class GpuXid(Detector):
                 subject=event.subject,
                 code=code,
                 pci_address=event.pci_address or "",
+                began=event.id,
                 raised_ns=event.first_ns,
                 last_ns=event.at_ns,
                 clock_error_ns=event.clock_error_ns,
@@ -274,9 +277,9 @@ class GpuXid(Detector):
             sympathetic=verdict.sympathetic,
             attributes=attributes,
         )
-        # Two codes may begin in one nanosecond (a log with stamps of whole seconds), so the code
-        # has a part in the episode's name.
-        named = content_id(signal.episode, episode.code, episode.pci_address)
+        # Where a log has stamps of whole seconds, much may begin in one nanosecond: the episode is
+        # named by the report that began it.
+        named = content_id(signal.episode, episode.began)
         return signal.model_copy(
             update={
                 "episode": named,

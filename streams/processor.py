@@ -5,7 +5,7 @@ which a crash does no harm: outputs are acknowledged by Kafka, then what changed
 to the state topic and acknowledged, then the input is. What dies in between is read again on top of
 the older state and says the same things under the same ids.
 
-Work goes by the batch, so that a storm costs two round trips a batch and not two a message. Memory
+Work goes by the batch, so that a storm costs two round trips a batch and not two a record. Memory
 of a partition is forgotten when it is revoked and read from its state topic before the first of its
 messages is handled again. One lock keeps batches, ticks and rebalances apart.
 
@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter as Tally
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from faust.types import TP, EventT
+from faust.types import TP
 from prometheus_client import Counter, Gauge
 
 from bus import log
@@ -34,7 +33,7 @@ from schemas.event import Batch, Event
 from schemas.registry import Unreadable, decode, encode, topic_of
 from schemas.topics import TOPICS
 from streams import state
-from streams.transport import BatchStream
+from streams.transport import Chunk, ChunkStream
 
 BATCH_MAX_MESSAGES = 200
 
@@ -107,50 +106,50 @@ class Processor:
         self._behind: set[int] = set()
         self._told: set[str] = set()
 
-    async def run(self, stream: BatchStream) -> None:
+    async def run(self, stream: ChunkStream) -> None:
         """The agent's loop."""
         while True:
             try:
-                events = await stream.take_batch(BATCH_MAX_MESSAGES)
+                chunks = await stream.take(BATCH_MAX_MESSAGES)
             except StopAsyncIteration:
                 return
-            await self.handle(events)
-            stream.done(events)
-            for event in events:
-                self.done[event.message.tp] = event.message.offset + 1
+            await self.handle(chunks)
+            stream.done(chunks)
+            for chunk in chunks:
+                self.done[chunk.tp] = chunk.records[-1].offset + 1
             self.moved_s = time.monotonic()
 
-    async def handle(self, events: list[EventT]) -> None:
-        """Process a batch up to the point where it may be acknowledged."""
+    async def handle(self, chunks: list[Chunk]) -> None:
+        """Process messages up to the point where they may be acknowledged."""
         async with self._lock:
-            await self._hold({event.message.partition for event in events})
+            await self._hold({chunk.tp.partition for chunk in chunks})
             outputs: list[Event] = []
-            messages: Tally[str] = Tally()
-            rows: Tally[str] = Tally()
-            core_s = 0.0
-            for event in events:
-                message = event.message
-                topic = name_in_contract(self._kafka, message.topic)
-                messages[topic] += 1
-                try:
-                    told = decode(message.value, topic)
-                except Unreadable as reason:
-                    outputs.append(self._put_aside(message, topic, str(reason)))
-                    continue
-                rows[topic] += len(told.columns) if isinstance(told, Batch) else 1
-                partition = message.partition
-                if told.at_ns > self._newest_ns.get(partition, 0):
-                    self._newest_ns[partition] = told.at_ns
-                began_s = time.perf_counter()
-                outputs += self.core.observe(partition, told)
-                core_s += time.perf_counter() - began_s
-                if self.core.faults:
-                    outputs.append(self._put_aside(message, topic, self._faults()))
-            for topic, count in messages.items():
-                _messages.labels(topic).inc(count)
-                _rows.labels(topic).inc(rows[topic])
-            _seconds.labels(self.name).inc(core_s)
+            for chunk in chunks:
+                outputs += self._observe(chunk)
             await self._commit(outputs)
+
+    def _observe(self, chunk: Chunk) -> list[Event]:
+        topic, partition = name_in_contract(self._kafka, chunk.tp.topic), chunk.tp.partition
+        outputs: list[Event] = []
+        rows, newest_ns, core_s = 0, self._newest_ns.get(partition, 0), 0.0
+        for record in chunk.records:
+            try:
+                event = decode(record.value, topic)
+            except Unreadable as reason:
+                outputs.append(self._put_aside(record, topic, str(reason)))
+                continue
+            rows += len(event.columns) if isinstance(event, Batch) else 1
+            newest_ns = max(newest_ns, event.at_ns)
+            began_s = time.perf_counter()
+            outputs += self.core.observe(partition, event)
+            core_s += time.perf_counter() - began_s
+            if self.core.faults:
+                outputs.append(self._put_aside(record, topic, self._faults()))
+        self._newest_ns[partition] = newest_ns
+        _messages.labels(topic).inc(len(chunk.records))
+        _rows.labels(topic).inc(rows)
+        _seconds.labels(self.name).inc(core_s)
+        return outputs
 
     async def tick(self, now_ns: int) -> None:
         """Let time pass for the partitions held."""
@@ -238,15 +237,15 @@ class Processor:
         _outputs.labels(topic).inc()
         return name_on_broker(self._kafka, topic), event.key().encode(), value, None
 
-    def _put_aside(self, message: Any, topic: str, reason: str) -> Event:
+    def _put_aside(self, record: Any, topic: str, reason: str) -> Event:
         _dead.labels(topic).inc()
         return dead_letter(
             f"streams.{self.name}",
-            message.topic,
-            message.partition,
-            message.offset,
-            message.key or b"",
-            message.value or b"",
+            record.topic,
+            record.partition,
+            record.offset,
+            record.key or b"",
+            record.value or b"",
             reason,
         )
 

@@ -159,6 +159,8 @@ def _decode_nvlink5(entry: XidEntry, subcode: str) -> XidEntry:
         interrupt = f"{int(found[1], 16):0{_INTERRUPT_BITS}b}"
         status = int(found[2], 16) if found[2] else None
         rows = _fitting(entry.code, unit, interrupt, status)
+    if not rows and fatal not in ("Fatal", "Nonfatal"):
+        return replace(entry, description=description)
     if not rows:
         words = "RESET_GPU" if fatal == "Fatal" else "IGNORE"
         action = _actions()[words]
@@ -169,8 +171,8 @@ def _decode_nvlink5(entry: XidEntry, subcode: str) -> XidEntry:
             investigatory="CONTACT_SUPPORT",
             remedy=action.remedy,
             severity=Severity.CRITICAL if fatal == "Fatal" else Severity.WARNING,
-            advice="The line says too little for the catalogue's table; going by the driver's word "
-            f"{fatal or 'alone'}: {action.advice} {_again('CONTACT_SUPPORT')}",
+            advice="The line says too little for the catalogue's table, so by the driver's word "
+            f"{fatal}: {action.advice} {_again('CONTACT_SUPPORT')}",
         )
     immediate, investigatory = max(rows, key=lambda row: _gravity(row[0]))
     action = _actions()[immediate]

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
-import requests
-from jgo.maven import MavenContext
 
 KAFKA_VERSION = "4.4.0"
 COORDINATES = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
@@ -109,6 +107,8 @@ def _verified(home: Path) -> list[Path]:
 
 def _fill(staging: Path, say: Say) -> None:
     """Make `staging` anew: jars/, then manifest.json. Retries, for networks that hiccup."""
+    import requests  # as jgo below: only who downloads pays for it
+
     for attempt in range(1, _ATTEMPTS + 1):
         shutil.rmtree(staging, ignore_errors=True)
         (staging / "jars").mkdir(parents=True)
@@ -137,6 +137,8 @@ def _download(staging: Path, say: Say) -> None:
 
     jgo's `build` is not used: to sort jars into modules it fetches a second JDK.
     """
+    from jgo.maven import MavenContext
+
     say(f"resolving Apache Kafka {KAFKA_VERSION}")
     repository = staging / "repository"
     context = MavenContext(repo_cache=repository, timeout=_HTTP_TIMEOUT_S)

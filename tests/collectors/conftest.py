@@ -45,9 +45,7 @@ class Namespaces:
             subprocess.run(["ip", "netns", "del", name], check=False, timeout=30)
 
     def pair(self) -> None:
-        self.ip(
-            *f"link add va netns {self.a} type veth peer name vb netns {self.b}".split()
-        )
+        self.ip(*f"link add va netns {self.a} type veth peer name vb netns {self.b}".split())
         self.ip("-n", self.a, "link", "set", "va", "up")
         self.ip("-n", self.b, "link", "set", "vb", "up")
 
@@ -81,7 +79,7 @@ class Namespaces:
                 finally:
                     os.close(place)
                 result.append(function())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - raised again outside the thread
                 result.append(error)
 
         thread = threading.Thread(target=enter)

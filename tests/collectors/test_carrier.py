@@ -11,7 +11,13 @@ from collectors.carrier import Carriers, Transition
 from collectors.nics import Link
 
 NIC = Link(
-    ifindex=2, name="eth1", admin_up=True, carrier=True, up_count=1, down_count=1, device="0000:01:00.0"
+    ifindex=2,
+    name="eth1",
+    admin_up=True,
+    carrier=True,
+    up_count=1,
+    down_count=1,
+    device="0000:01:00.0",
 )
 VETH = replace(NIC, device="", kind="veth")
 S = 1_000_000_000
@@ -19,7 +25,10 @@ S = 1_000_000_000
 
 def lost(link: Link, losses: int = 1) -> Link:
     return replace(
-        link, carrier=False, down_count=link.down_count + losses, up_count=link.up_count + losses - 1
+        link,
+        carrier=False,
+        down_count=link.down_count + losses,
+        up_count=link.up_count + losses - 1,
     )
 
 
@@ -175,7 +184,9 @@ def test_a_new_name_is_no_fault() -> None:
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["lose", "return", "down", "up", "hear", "restart"]), st.integers(0, 9)),
+    st.tuples(
+        st.sampled_from(["lose", "return", "down", "up", "hear", "restart"]), st.integers(0, 9)
+    ),
     max_size=60,
 )
 

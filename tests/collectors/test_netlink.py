@@ -76,7 +76,9 @@ def test_an_acknowledgement_is_no_error() -> None:
     assert refused is not None and refused.errno == 19
 
 
-@pytest.mark.parametrize("data", [b"x", datagram(16, b"abcd")[:-1], struct.pack("=IHHII", 4, 1, 0, 0, 0)])
+@pytest.mark.parametrize(
+    "data", [b"x", datagram(16, b"abcd")[:-1], struct.pack("=IHHII", 4, 1, 0, 0, 0)]
+)
 def test_cut_messages_are_refused(data: bytes) -> None:
     with pytest.raises(NetlinkError):
         list(messages(data))
@@ -113,7 +115,9 @@ def test_small_values() -> None:
 def test_the_kernel_answers() -> None:
     opened = NetlinkSocket(socket.NETLINK_ROUTE)
     try:
-        names = {link.name for link in links(opened.dump(RTM_GETLINK, link_request(statistics=True)))}
+        names = {
+            link.name for link in links(opened.dump(RTM_GETLINK, link_request(statistics=True)))
+        }
     finally:
         opened.close()
     assert "lo" in names

@@ -1,0 +1,107 @@
+"""The remedy's settings and what it proposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bus.settings import SettingsError, load, section
+from remediators.base import registered
+from remediators.notify import Notify, NotifySettings
+from remediators.worker import configured
+from schemas.signal import Severity
+from tests.remediators.samples import incident, resolved
+
+HOOK = {"url": "http://127.0.0.1:9/x"}
+
+
+def settings(**receivers: dict[str, Any]) -> NotifySettings:
+    return section(NotifySettings, {"receivers": receivers}, "remedies.notify")
+
+
+def proposed(of: Any, rules: NotifySettings) -> list[tuple[str, str]]:
+    return [(step.purpose, step.receiver) for step in Notify.steps(of, rules)]
+
+
+def test_it_is_registered() -> None:
+    assert registered()["notify"] is Notify
+
+
+def test_each_receiver_is_asked_about_kind_and_severity() -> None:
+    rules = settings(
+        all=HOOK,
+        links=HOOK | {"kinds": "link.*"},
+        gpus=HOOK | {"kinds": ["gpu.*"]},
+        urgent=HOOK | {"severity_min": "critical"},
+    )
+    of = incident(severity=Severity.WARNING)
+    assert proposed(of, rules) == [("firing", "all"), ("firing", "links")]
+    # Whoever may have heard of its beginning hears of its end; the ledger knows who did.
+    assert proposed(resolved(kind="gpu.xid"), rules)[-4:] == [
+        ("resolved", name) for name in ("all", "links", "gpus", "urgent")
+    ]
+
+
+def test_each_address_is_served_on_its_own() -> None:
+    rules = settings(chat={"kind": "apprise", "urls": "json://127.0.0.1:1/a json://127.0.0.1:1/b"})
+    assert proposed(incident(), rules) == [("firing", "chat"), ("firing", "chat/2")]
+    notify = Notify(rules)
+    assert notify.limits("chat/2") is not None
+    assert notify.limits("chat/3") is None
+    assert notify.idle_reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("receiver", "said"),
+    [
+        ({}, "receivers.r: Value error, a receiver needs a url"),
+        ({"url": "ftp://x/token"}, "begins with http"),
+        ({"url": "http://x", "sekret": "token"}, "did you mean secret?"),
+        ({"url": "http://x", "format": "xml"}, "receivers.r.format"),
+        ({"url": "http://x", "concurrency": 0}, "receivers.r.concurrency"),
+    ],
+)
+def test_bad_settings_are_named_and_no_secret_is_shown(receiver: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as told:
+        settings(r=receiver)
+    assert said in str(told.value)
+    assert "token" not in str(told.value)
+
+
+def test_an_address_that_apprise_does_not_know() -> None:
+    with pytest.raises(SettingsError, match=r"remedies\.notify\.receivers\.chat") as told:
+        Notify(settings(chat={"kind": "apprise", "url": "nonsense://token"}))
+    assert "token" not in str(told.value)
+
+
+def test_secrets_are_never_printed() -> None:
+    rules = settings(r={"url": "http://x/token", "secret": "token", "headers": {"A": "token"}})
+    assert "token" not in repr(rules)
+    assert "token" not in rules.model_dump_json()
+
+
+def test_receivers_can_be_set_by_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVERTICK_REMEDIES__NOTIFY__RECEIVERS__HOOK__SECRET", "hush")
+    loaded = load(
+        [
+            "remedies.notify.receivers.hook.url=http://127.0.0.1:9/x",
+            "remedies.notify.receivers.hook.kinds=link.*,gpu.*",
+            "remedies.notify.dry_run=true",
+        ]
+    )
+    notify = configured(loaded)["notify"]
+    assert isinstance(notify, Notify)
+    hook = notify.settings.receivers["hook"]
+    assert hook.kinds == ["link.*", "gpu.*"]
+    assert hook.secret.get_secret_value() == "hush"
+    assert notify.settings.dry_run
+
+
+def test_an_unknown_remedy_is_told() -> None:
+    with pytest.raises(SettingsError, match=r"remedies\.notfy: no such remedy \(known: notify\)"):
+        configured(load(["remedies.notfy.mode=act"]))
+
+
+def test_without_receivers_it_says_that_nobody_hears() -> None:
+    assert "remedies.notify.receivers" in Notify(settings()).idle_reason()
