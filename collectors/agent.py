@@ -38,7 +38,7 @@ _INVENTORY_INTERVAL_S = 600.0
 _LOOK_INTERVAL_S = 1.0
 # A collector driven by events waits up to a second; meanwhile the producer goes on sending.
 _JOIN_S = 1.1
-_FLUSH_S = 0.5
+_FLUSH_S = 0.2
 
 _run_seconds = Summary(
     "evertick_collector_run_seconds",

@@ -11,7 +11,8 @@ reports of their own. The shapes are those of the NVIDIA driver (r450 to r58x) a
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from schemas import identity
 from schemas.kernel import KernelCategory
@@ -23,15 +24,18 @@ _NIC_DRIVERS = (
 _PCI = r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 
 _TELLING = re.compile(
-    r"NVRM: (?:Xid|GPU at|loading)|SXid \(|AER: |PCIe Bus Error|DPC: containment"
+    r"SXid \(|AER: |PCIe Bus Error|DPC: containment"
     r"|EDAC |\[Hardware Error\]|emory failure: |hardware memory error|ut of memory: Kill"
     rf"|NETDEV WATCHDOG|\b(?:{_NIC_DRIVERS})[ :]|\bbond\S*: "
 )
 
-_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d{1,9})(?:,\s*(.*))?$", re.DOTALL)
+_XID = re.compile(
+    r"NVRM: Xid \(([^)]*)\): (\d{1,9})(?:, pid='?(\d{1,10}|<unknown>)'?(?:, name=([^,]*))?)?"
+    r"(?:,\s*(.*))?",
+    re.DOTALL,
+)
 _XID_PCI = re.compile(rf"(?:{_PCI})|(?<![0-9a-fA-F-])[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}(?:\.[0-7])?")
 _GPU_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_XID_PROCESS = re.compile(r"^pid='?(\d+|<unknown>)'?(?:, name=([^,]*))?")
 _RECOVERY = re.compile(r".*action changed from .* to 0x[0-9a-fA-F]+ \(([^)]*)\)|([^,(]+)")
 _NVLINK5 = re.compile(
     r"^(\S+)\s+(\S+)\s+XC\d+\s+i\d+\s+Link (-?\d+)"
@@ -43,7 +47,7 @@ _SXID = re.compile(
 )
 _SXID_DETAIL = ("Severity ", "Data {")
 _GPU_AT = re.compile(rf"NVRM: GPU at PCI:({_PCI}): (GPU-[0-9a-fA-F-]{{36}})")
-_DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX.*?(?:\s(\d+\.\d+(?:\.\d+)*))?(?:\s|$)")
+_DRIVER = re.compile(r"NVRM: loading NVIDIA UNIX(?:.*?\s(\d+\.\d+(?:\.\d+)*)(?:\s|$))?")
 
 _AER_BUS = re.compile(
     rf"(?:^|\s)(\S+) ({_PCI}): (?:AER: )?PCIe Bus Error: severity=([^,]+), (?:type=)?([^,]+)"
@@ -66,7 +70,7 @@ _MEMORY_FAILURE = re.compile(r"Memory failure: 0x[0-9a-f]+: (.*)")
 _MEMORY_VICTIM = re.compile(r"(?:Killing|killing|Sending SIGBUS to) (.+):(\d+) (?:due|because)")
 
 _OOM = re.compile(
-    r"(Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (\d+) \((.*?)\)(?:[ ,]|$)"
+    r"(Out of memory|Memory cgroup out of memory): Kill(?:ed)? process (\d+) \((.*?)\)(?:,| total-vm| score|$)"
 )
 
 _NIC = re.compile(
@@ -90,8 +94,7 @@ _BOND = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """A line that tells of a fault; the fields are those of :class:`schemas.kernel.KernelReport`."""
 
     category: KernelCategory
@@ -109,8 +112,7 @@ class Report:
     correctable: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuIdentity:
+class GpuIdentity(NamedTuple):
     """A line by which the NVIDIA driver names a GPU before it speaks of its faults."""
 
     pci_address: str
@@ -119,15 +121,15 @@ class GpuIdentity:
 
 def telling(text: str) -> bool:
     """Whether a line, with or without its time stamp, may be worth :func:`parse`."""
-    return _TELLING.search(text) is not None
+    return "NVRM: " in text or _TELLING.search(text) is not None
 
 
 def parse(message: str) -> Report | GpuIdentity | None:
     """Read one line without its time stamp; None for one that tells of no fault."""
-    if not telling(message):
-        return None
     if "NVRM: " in message:
         return _nvrm(message)
+    if not telling(message):
+        return None
     for family in (_sxid, _pcie, _memory, _oom, _nic):
         report = family(message)
         if report is not None:
@@ -138,7 +140,7 @@ def parse(message: str) -> Report | GpuIdentity | None:
 def _nvrm(message: str) -> Report | GpuIdentity | None:
     found = _XID.search(message)
     if found is not None:
-        return _xid(message, found[1], int(found[2]), (found[3] or "").strip())
+        return _xid(message, found)
     named = _GPU_AT.search(message)
     if named is not None:
         return GpuIdentity(identity.pci(named[1]), named[2])
@@ -148,26 +150,28 @@ def _nvrm(message: str) -> Report | GpuIdentity | None:
     return None
 
 
-def _xid(message: str, device: str, code: int, text: str) -> Report:
-    place = _XID_PCI.search(device)
-    uuid = _GPU_UUID.search(device)
-    pid = process = None
-    owner = _XID_PROCESS.match(text)
-    if owner is not None:
-        pid = int(owner[1]) if owner[1].isdigit() and len(owner[1]) < 11 else None
-        process = owner[2] if owner[2] and owner[2] != "<unknown>" else None
-        text = text[owner.end() :].lstrip(", ")
+def _xid(message: str, found: re.Match[str]) -> Report:
+    device, code_text, pid, name, text = found.groups()
+    pci_address, gpu_uuid = _device(device)
+    code = int(code_text)
     return Report(
         KernelCategory.XID,
         message,
         code=code,
-        subcode=_xid_subcode(code, text),
-        pci_address=identity.pci(place[0]) if place else None,
-        gpu_uuid=uuid[0] if uuid else None,
-        on_gpu=place is not None,
-        pid=pid,
-        process=process,
+        subcode=_xid_subcode(code, (text or "").strip()),
+        pci_address=pci_address,
+        gpu_uuid=gpu_uuid,
+        on_gpu=pci_address is not None,
+        pid=int(pid) if pid and pid[0] != "<" else None,
+        process=name if name and name != "<unknown>" else None,
     )
+
+
+@lru_cache(maxsize=256)
+def _device(text: str) -> tuple[str | None, str | None]:
+    """PCI address and UUID of the GPU that an XID names."""
+    place, uuid = _XID_PCI.search(text), _GPU_UUID.search(text)
+    return identity.pci(place[0]) if place else None, uuid[0] if uuid else None
 
 
 def _xid_subcode(code: int, text: str) -> str | None:

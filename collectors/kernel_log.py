@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -22,7 +22,7 @@ from bus import log
 from collectors.base import Collector, CollectorSettings, Host
 from collectors.kernel_lines import GpuIdentity, Report, parse
 from collectors.kernel_sources import Journal, Kmsg, LogFile, LogLine, Place, Source
-from collectors.kernel_storm import Collapse, Key, Line, Run
+from collectors.kernel_storm import Collapse, Key, Run
 from schemas import identity
 from schemas.event import Event
 from schemas.inventory import InventoryGpu
@@ -94,6 +94,8 @@ class KernelLog(Collector):
             yield from map(self._event, self._collapse.drain())
             self._of_old_boot = False
         lines = self._source.read(_WAIT_S)
+        if lines:
+            self._line_ns, self._line_read_s = lines[-1].at_ns, time.monotonic()
         told = False
         for line in lines:
             for event in self._take(line):
@@ -111,21 +113,23 @@ class KernelLog(Collector):
             self._save()
         self._source.close()
 
-    def _take(self, line: LogLine) -> Iterator[Event]:
+    def _take(self, line: LogLine) -> Iterable[Event]:
         said = parse(line.message)
         if said is None:
-            return
-        self._line_ns = line.at_ns
-        self._line_read_s = time.monotonic()
+            return ()
         if isinstance(said, GpuIdentity):
-            if self._uuids.get(said.pci_address) != said.uuid:
-                self._uuids[said.pci_address] = said.uuid
-                yield self._gpu(said, line)
-            return
-        report = self._fields(said, line.boot_id)
-        key = self._key(report)
-        for run in self._collapse.add(key, Line(line.at_ns, line.error_ns, line.place, report)):
-            yield self._event(run)
+            if self._uuids.get(said.pci_address) == said.uuid:
+                return ()
+            self._uuids[said.pci_address] = said.uuid
+            return [self._gpu(said, line)]
+        runs = self._collapse.add(
+            _key(said, line.boot_id),
+            line.at_ns,
+            line.error_ns,
+            line.place,
+            lambda: self._fields(said, line.boot_id),
+        )
+        return [self._event(run) for run in runs] if runs else ()
 
     def _line_time(self) -> int:
         """The time now on the clock of the lines: a log of last week is read as it was written,
@@ -154,25 +158,16 @@ class KernelLog(Collector):
             "boot_id": boot_id,
         }
 
-    @staticmethod
-    def _key(report: dict[str, Any]) -> Key:
-        """Lines of one key are repeats of each other. OOM kills of different programs are not, and
-        devices that have no subject of their own are told apart by their address."""
-        names = ["boot_id", "subject", "category", "code", "subcode", "pci_address"]
-        if report["category"] == KernelCategory.OOM_KILL:
-            names.append("process")
-        return tuple(str(report[name]) for name in names)
-
     def _event(self, run: Run) -> KernelReport:
-        line, fields = run.line, run.line.fields
+        fields = run.fields
         said = [str(fields[name]) for name in ("subject", "category", "code", "subcode")]
         return KernelReport(
             id=identity.content_id(
-                "kernel.report", self.host.node, fields["boot_id"], *said, line.place, run.count
+                "kernel.report", self.host.node, fields["boot_id"], *said, run.place, run.count
             ),
             zone=self.host.zone,
-            at_ns=line.at_ns,
-            clock_error_ns=line.error_ns,
+            at_ns=run.last_ns,
+            clock_error_ns=run.error_ns,
             node=self.host.node,
             first_ns=run.first_ns,
             count=run.count,
@@ -231,3 +226,17 @@ class KernelLog(Collector):
         fresh.write_text(json.dumps(state))
         os.replace(fresh, self._state_path)
         self._saved_s = time.monotonic()
+
+
+def _key(said: Report, boot_id: str) -> Key:
+    """Lines of one key are repeats of each other. OOM kills of different programs are not, and
+    devices that have no subject of their own are told apart by their address."""
+    return (
+        boot_id,
+        said.category,
+        said.code,
+        said.subcode,
+        said.pci_address or said.gpu_uuid,
+        said.interface,
+        said.process if said.category is KernelCategory.OOM_KILL else None,
+    )

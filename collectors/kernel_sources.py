@@ -306,7 +306,11 @@ class Journal:
     def _end_child(self) -> None:
         if self._child is not None:
             self._child.terminate()
-            self._child.wait(5)
+            try:
+                self._child.wait(1)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
             if self._child.stdout is not None:
                 self._child.stdout.close()
             self._child = None

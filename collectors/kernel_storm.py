@@ -8,34 +8,26 @@ that reading the same lines again after a crash cuts them into the same messages
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
-Key = tuple[str, ...]
+Key = tuple[str | int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line that tells of a fault, ready to be sent."""
-
-    at_ns: int
-    error_ns: int
-    """Bound on the error of ``at_ns``."""
-    place: str
-    """Where the line stands in its source; with the boot it names the line once and for all."""
-    fields: dict[str, Any]
-    """Fields of the report besides times and count."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Run:
-    """Lines that leave as one message: ``count`` of them, from ``first_ns`` on; ``line`` is the
-    first, with the time of the last."""
+    """Equal lines that leave as one message."""
 
-    line: Line
     first_ns: int
-    count: int
+    last_ns: int
+    error_ns: int
+    """Bound on the error of the times."""
+    place: str
+    """Where the first line stands in its source; with the boot it names it once and for all."""
+    fields: dict[str, Any]
+    """What the first line tells, besides times and count."""
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -53,26 +45,28 @@ class Collapse:
         self._window_max_ns = max(window_ns, window_max_ns)
         self._open: dict[Key, _Window] = {}
 
-    def add(self, key: Key, line: Line) -> Iterator[Run]:
-        """Take in one line; yields what leaves now."""
+    def add(
+        self, key: Key, at_ns: int, error_ns: int, place: str, fields: Callable[[], dict[str, Any]]
+    ) -> Iterable[Run]:
+        """Take in one line; returns what leaves now. ``fields`` is asked for only where the line
+        begins a message, so that a repeat costs next to nothing."""
+        leaving: Iterable[Run] = ()
         window = self._open.get(key)
-        if window is not None and line.at_ns >= window.until_ns:
-            yield from self._pass(key, window, line.at_ns)
+        if window is not None and at_ns >= window.until_ns:
+            leaving = list(self._pass(key, window, at_ns))
             window = self._open.get(key)
         if window is None:
-            self._open[key] = _Window(line.at_ns + self._window_ns, self._window_ns)
-            yield Run(line, line.at_ns, 1)
-            return
-        if window.pending is None:
-            window.pending = Run(line, line.at_ns, 1)
-            return
+            self._open[key] = _Window(at_ns + self._window_ns, self._window_ns)
+            return [*leaving, Run(at_ns, at_ns, error_ns, place, fields())]
         run = window.pending
-        at_ns = max(run.line.at_ns, line.at_ns)
-        window.pending = Run(
-            replace(run.line, at_ns=at_ns, error_ns=max(run.line.error_ns, line.error_ns)),
-            min(run.first_ns, line.at_ns),
-            run.count + 1,
-        )
+        if run is None:
+            window.pending = Run(at_ns, at_ns, error_ns, place, fields())
+        else:
+            run.count += 1
+            run.first_ns = min(run.first_ns, at_ns)
+            run.last_ns = max(run.last_ns, at_ns)
+            run.error_ns = max(run.error_ns, error_ns)
+        return leaving
 
     def advance(self, now_ns: int) -> Iterator[Run]:
         """Close the windows that have ended by ``now_ns``, in the time of the lines."""
@@ -104,11 +98,6 @@ class Collapse:
     def restore(self, state: list[dict[str, Any]]) -> None:
         """Take up what ``state`` returned."""
         for kept in state:
-            pending = kept["pending"]
-            self._open[tuple(kept["key"])] = _Window(
-                kept["until_ns"],
-                kept["length_ns"],
-                Run(Line(**pending["line"]), pending["first_ns"], pending["count"])
-                if pending
-                else None,
-            )
+            pending = Run(**kept["pending"]) if kept["pending"] else None
+            window = _Window(kept["until_ns"], kept["length_ns"], pending)
+            self._open[tuple(kept["key"])] = window

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evertick.commands import doctor, history, incidents, parts, schema, show, tail
+from evertick.commands import doctor, history, incidents, parts, schema, show, tail, up
 from evertick.commands.globals import Globals
 
 try:
-    from evertick.commands import bench, up
+    from evertick.commands import bench
 except ImportError:
-    bench = up = None
+    bench = None
 
 _HOISTED = ("--config", "--set")
 
@@ -168,7 +168,7 @@ def _globals(
 
 
 _PANELS = {
-    "Run": (*([up.up] if up else []), parts.agent, parts.stream, parts.remediate),
+    "Run": (up.up, parts.agent, parts.stream, parts.remediate),
     "Look": (incidents.incidents, show.show, tail.tail, doctor.doctor),
     "Build on": (*([bench.bench] if bench else []),),
 }

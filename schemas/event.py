@@ -37,6 +37,8 @@ class Event(BaseModel):
         extra="ignore",
         populate_by_name=True,
         use_attribute_docstrings=True,
+        # Addresses and ids hardly repeat: looking each up in a cache costs a quarter of a decode.
+        cache_strings="none",
     )
 
     MAX_BYTES: ClassVar[int] = 1024 * 1024

@@ -18,7 +18,7 @@ import re
 from hashlib import blake2b
 from typing import Annotated, NamedTuple
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 _SUBJECT = re.compile(r"(node|nic|gpu|link|path|job|rank):[^\s:/][^\s]*")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -130,5 +130,13 @@ def content_id(*content: str | int) -> str:
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-Subject = Annotated[str, AfterValidator(check_subject)]
-NodeName = Annotated[str, AfterValidator(check_node)]
+Subject = Annotated[
+    str,
+    AfterValidator(check_subject),
+    Field(json_schema_extra={"pattern": f"^{_SUBJECT.pattern}$", "maxLength": 512}),
+]
+NodeName = Annotated[
+    str,
+    AfterValidator(check_node),
+    Field(json_schema_extra={"pattern": f"^{_NODE.pattern}$"}),
+]

@@ -18,26 +18,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
 from bus.settings import Section
-from schemas.identity import content_id, parts
-from schemas.incident import Incident, IncidentState, Symptom
+from schemas.identity import content_id
+from schemas.incident import Incident, IncidentState, Symptom, Victims
 from schemas.inventory import InventoryItem
 from schemas.signal import Phase, Severity, Signal
 from streams import explain, symptoms
+from streams.live import Live, LiveIncidents, Place
+from streams.memory import Memory
 from streams.symptoms import Key, key_of
 from streams.victims import Inventory
 
 _SECOND_NS = 1_000_000_000
 _GRAVITY = list(Severity)
 _EPISODES_REPLACED_MAX = 500
-
-_Place = tuple[str, str]
-"""Where live incidents are found: a subject and nothing, or a node and a kind."""
 
 _NotNegative = Annotated[float, Field(ge=0)]
 
@@ -59,27 +57,6 @@ class CorrelatorSettings(Section):
     """Resolved incidents that are remembered; the oldest go first."""
 
 
-@dataclass(slots=True)
-class _Live:
-    """An incident that is not resolved."""
-
-    incident: Incident
-    symptoms: dict[Key, Symptom]
-    episodes: dict[str, tuple[Key, int]]
-    """The newest episodes that it took in, also those that newer ones replaced: of which symptom,
-    and when they began."""
-    active: set[Key]
-    said: dict[Key, set[str]] = field(default_factory=dict)
-    """Ids of the signals with a symptom's newest time: several may share one."""
-
-
-@dataclass(slots=True)
-class _Resolved:
-    episodes: list[str]
-    floors: dict[Key, int]
-    """The times in ``_floor`` that are forgotten with it."""
-
-
 class Correlator:
     """The incidents of one zone."""
 
@@ -90,18 +67,9 @@ class Correlator:
         self.refused = 0
         """Signals that would have opened an incident beyond ``incidents_max``."""
         self._inventory = Inventory()
-        self._live: dict[str, _Live] = {}
-        self._resolved: dict[str, _Resolved] = {}
-        self._owner: dict[str, str] = {}
-        """Episode to incident, live or resolved."""
-        self._holder: dict[Key, str] = {}
-        """Symptom to the live incident that has it."""
-        self._floor: dict[Key, int] = {}
-        """Symptoms of which episodes that began no later were read before, though their ids are
-        not known any more."""
-        self._at: dict[_Place, dict[str, None]] = {}
+        self._live = LiveIncidents()
+        self._memory = Memory()
         self._quiet: list[tuple[int, str]] = []
-        self._expiry: list[tuple[int, str]] = []
         self._now_ns = 0
 
     def inventory(self, item: InventoryItem) -> None:
@@ -114,7 +82,7 @@ class Correlator:
 
     def incidents(self) -> list[Incident]:
         """The newest revision of every incident that is not resolved."""
-        return [live.incident for live in self._live.values()]
+        return [live.incident for live in self._live]
 
     def observe(self, signal: Signal) -> list[Incident]:
         """Take in a signal.
@@ -123,24 +91,24 @@ class Correlator:
             New revisions to publish, in order; empty where the signal says nothing new.
         """
         key = key_of(signal)
-        owner = self._owner.get(signal.episode)
+        owner = self._memory.owner(signal.episode)
         if owner is not None:
             live = self._live.get(owner)
             return [] if live is None else self._again(live, key, signal)
 
         told: list[Incident] = []
-        holder = self._current(self._holder.get(key), signal.at_ns, told)
+        holder = self._current(self._live.holder(key), signal.at_ns, told)
         if signal.phase is Phase.CLEARED:
             # Of an episode that nobody raised here: an interface that was set down, say.
             return told + ([] if holder is None else self._again(holder, key, signal))
-        if signal.raised_ns <= self._floor.get(key, -1):
+        if self._memory.below_floor(key, signal.raised_ns):
             return told
         if holder is not None:
             self._join(holder, key, signal, None)
             told.append(self._revise(holder, signal))
             return told
         verdict = explain.explain(signal, _Known(self, signal.at_ns, told))
-        joined = self._live.get(verdict.incident) if verdict.incident else None
+        joined = self._live.get(verdict.incident)
         if joined is not None:
             self._join(joined, key, signal, verdict)
             told.append(self._revise(joined, signal))
@@ -162,19 +130,7 @@ class Correlator:
     def expired(self) -> list[str]:
         """Names of resolved incidents that are forgotten from now on, as of the last tick; what was
         stored of them can go."""
-        gone: list[str] = []
-        while self._expiry and (
-            self._expiry[0][0] <= self._now_ns or len(self._resolved) > self.settings.remembered_max
-        ):
-            _, name = heapq.heappop(self._expiry)
-            resolved = self._resolved.pop(name)
-            for episode in resolved.episodes:
-                self._owner.pop(episode, None)
-            for key, raised_ns in resolved.floors.items():
-                if self._floor.get(key) == raised_ns:
-                    del self._floor[key]
-            gone.append(name)
-        return gone
+        return self._memory.expire(self._now_ns, self.settings.remembered_max)
 
     def restore(self, incident: Incident) -> None:
         """Take up an incident from its stored revision, unless a newer one is known.
@@ -185,28 +141,26 @@ class Correlator:
         if incident.zone != self.zone:
             raise ValueError(f"incident {incident.incident} is of zone {incident.zone}")
         known = self._live.get(incident.incident)
-        if incident.incident in self._resolved or (
+        if self._memory.is_resolved(incident.incident) or (
             known is not None and known.incident.revision >= incident.revision
         ):
             return
         if known is not None:
-            self._drop(known)
+            self._live.drop(known)
         held = {key_of(symptom): symptom for symptom in incident.symptoms}
         episodes = {one.episode: (key, one.raised_ns) for key, one in held.items()}
-        self._owner.update(dict.fromkeys(episodes, incident.incident))
-        for key, symptom in held.items():
-            self._floor[key] = max(symptom.raised_ns, self._floor.get(key, -1))
-        if incident.state is IncidentState.RESOLVED:
-            self._remember(incident, list(episodes), held)
-            return
+        for episode, (key, raised_ns) in episodes.items():
+            self._memory.own(episode, incident.incident)
+            self._memory.set_floor(key, raised_ns)
         active = {key for key, symptom in held.items() if symptom.cleared_ns is None}
-        live = _Live(incident, held, episodes, active)
-        self._live[incident.incident] = live
-        self._holder.update(dict.fromkeys(held, incident.incident))
-        self._index(incident)
-        self._await_quiet(incident)
+        live = Live(incident, held, episodes, active)
+        if incident.state is IncidentState.RESOLVED:
+            self._remember(live)
+        else:
+            self._live.add(live)
+            self._await_quiet(incident)
 
-    def _again(self, live: _Live, key: Key, signal: Signal) -> list[Incident]:
+    def _again(self, live: Live, key: Key, signal: Signal) -> list[Incident]:
         """A signal of an episode, or at least of a symptom, that an incident holds."""
         symptom = live.symptoms.get(key)
         if symptom is None:
@@ -249,16 +203,16 @@ class Correlator:
             opened_ns=signal.raised_ns,
             symptoms=[symptom],
         )
-        live = _Live(incident, {}, {}, set())
-        self._live[name] = live
-        self._index(incident)
+        live = Live(incident, {}, {}, set())
+        self._live.add(live)
         self._hold(live, key, symptom, signal)
         return self._revise(live, signal, revision=1)
 
-    def _join(self, live: _Live, key: Key, signal: Signal, verdict: explain.Verdict | None) -> None:
+    def _join(self, live: Live, key: Key, signal: Signal, verdict: explain.Verdict | None) -> None:
         """Take a new episode into an incident; without a verdict, of a symptom that it has."""
         before = live.symptoms.get(key)
-        if before is None and len(live.symptoms) >= self.settings.symptoms_max:
+        may_be_cause = verdict is not None and verdict.role == "cause"
+        if before is None and not may_be_cause and len(live.symptoms) >= self.settings.symptoms_max:
             self._own(live, key, signal)
             live.incident = live.incident.model_copy(
                 update={"symptoms_dropped": live.incident.symptoms_dropped + 1}
@@ -269,11 +223,11 @@ class Correlator:
             live.incident = live.incident.model_copy(
                 update={"confidence": min(live.incident.confidence, verdict.confidence)}
             )
-            if verdict.role == "cause":
+            if may_be_cause:
                 role = self._contest(live, signal)
         self._hold(live, key, symptoms.new(signal, role, before), signal)
 
-    def _contest(self, live: _Live, signal: Signal) -> explain.Role:
+    def _contest(self, live: Live, signal: Signal) -> explain.Role:
         """The role of a symptom that may be the cause; the weaker one is an effect from now on."""
         cause_key = next((k for k, one in live.symptoms.items() if one.role == "cause"), None)
         if cause_key is None:
@@ -284,18 +238,17 @@ class Correlator:
         live.symptoms[cause_key] = symptoms.in_role(cause, "effect")
         return "cause"
 
-    def _hold(self, live: _Live, key: Key, symptom: Symptom, signal: Signal) -> None:
-        live.symptoms[key] = symptom
+    def _hold(self, live: Live, key: Key, symptom: Symptom, signal: Signal) -> None:
+        self._live.hold(live, key, symptom)
         live.said[key] = {signal.id}
         live.active.add(key)
         self._own(live, key, signal)
-        self._holder[key] = live.incident.incident
 
-    def _own(self, live: _Live, key: Key, signal: Signal) -> None:
+    def _own(self, live: Live, key: Key, signal: Signal) -> None:
         """Know an episode as this incident's. A link that flaps for days has them without end, so
         in time the oldest are known by when they began, as after a restart."""
         live.episodes[signal.episode] = (key, signal.raised_ns)
-        self._owner[signal.episode] = live.incident.incident
+        self._memory.own(signal.episode, live.name)
         while len(live.episodes) > self.settings.symptoms_max + _EPISODES_REPLACED_MAX:
             oldest = next(iter(live.episodes))
             old_key, raised_ns = live.episodes.pop(oldest)
@@ -303,11 +256,11 @@ class Correlator:
             if symptom is not None and symptom.episode == oldest:
                 live.episodes[oldest] = (old_key, raised_ns)
                 continue
-            del self._owner[oldest]
+            self._memory.blur(oldest)
             if symptom is not None:
-                self._floor[old_key] = max(raised_ns, self._floor.get(old_key, -1))
+                self._memory.set_floor(old_key, raised_ns)
 
-    def _revise(self, live: _Live, signal: Signal, revision: int | None = None) -> Incident:
+    def _revise(self, live: Live, signal: Signal, revision: int | None = None) -> Incident:
         """The next revision, after a signal was taken in."""
         before = live.incident
         held = list(live.symptoms.values())
@@ -323,8 +276,7 @@ class Correlator:
             mitigated_ns = max(one.cleared_ns or 0 for one in held)
         told = explain.description(kind, held, signal, before.recommendation)
         at_ns = max(before.at_ns, signal.at_ns)
-        touched = {signal.subject, cause.subject} if cause else {signal.subject}
-        victims = self._inventory.victims(touched, before.victims)
+        victims = self._victims(live, {signal.subject, cause.subject if cause else signal.subject})
         open_s = max(0, (mitigated_ns or at_ns) - before.opened_ns) / _SECOND_NS
         number = revision or before.revision + 1
         incident = before.model_copy(
@@ -350,17 +302,24 @@ class Correlator:
                 ),
             }
         )
-        live.incident = incident
-        if (kind, subject) != (before.kind, before.subject):
-            self._unindex(before)
-            self._index(incident)
+        self._live.revise(live, incident)
         self._await_quiet(incident)
         return incident
 
-    def _current(self, name: str | None, at_ns: int, told: list[Incident]) -> _Live | None:
+    def _victims(self, live: Live, touched: set[str]) -> Victims:
+        if live.inventory_revision != self._inventory.revision:
+            live.inventory_revision = self._inventory.revision
+            live.touched.clear()
+        touched -= live.touched
+        if not touched:
+            return live.incident.victims
+        live.touched |= touched
+        return self._inventory.victims(touched, live.incident.victims)
+
+    def _current(self, name: str | None, at_ns: int, told: list[Incident]) -> Live | None:
         """A live incident as of a time; where its quiet time was over by then, it is resolved first
         (and that revision added to ``told``)."""
-        live = self._live.get(name) if name else None
+        live = self._live.get(name)
         if live is None:
             return None
         before = live.incident
@@ -376,8 +335,9 @@ class Correlator:
                 "resolved_ns": resolved_ns,
             }
         )
-        self._drop(live)
-        self._remember(incident, list(live.episodes), live.symptoms)
+        self._live.drop(live)
+        live.incident = incident
+        self._remember(live)
         told.append(incident)
         return None
 
@@ -391,35 +351,10 @@ class Correlator:
         if incident.state is IncidentState.MITIGATED:
             heapq.heappush(self._quiet, (self._quiet_until_ns(incident), incident.incident))
 
-    def _remember(self, incident: Incident, episodes: list[str], held: dict[Key, Symptom]) -> None:
-        floors = {key: self._floor[key] for key in held if key in self._floor}
-        self._resolved[incident.incident] = _Resolved(episodes, floors)
-        until_ns = (incident.resolved_ns or 0) + int(self.settings.remember_s * _SECOND_NS)
-        heapq.heappush(self._expiry, (until_ns, incident.incident))
-
-    def _drop(self, live: _Live) -> None:
-        """Take a live incident out; its episodes stay known."""
-        name = live.incident.incident
-        del self._live[name]
-        self._unindex(live.incident)
-        for key in live.symptoms:
-            if self._holder.get(key) == name:
-                del self._holder[key]
-
-    def _index(self, incident: Incident) -> None:
-        for place in _places(incident):
-            self._at.setdefault(place, {})[incident.incident] = None
-
-    def _unindex(self, incident: Incident) -> None:
-        for place in _places(incident):
-            names = self._at[place]
-            del names[incident.incident]
-            if not names:
-                del self._at[place]
-
-
-def _places(incident: Incident) -> tuple[_Place, _Place]:
-    return (incident.subject, ""), (parts(incident.subject).node, incident.kind)
+    def _remember(self, live: Live) -> None:
+        resolved_ns = live.incident.resolved_ns or live.incident.at_ns
+        until_ns = resolved_ns + int(self.settings.remember_s * _SECOND_NS)
+        self._memory.resolve(live.name, until_ns, live.episodes, live.symptoms)
 
 
 class _Known:
@@ -439,8 +374,8 @@ class _Known:
     def nic_of(self, node: str, address: str) -> str | None:
         return self._correlator._inventory.nic_of(node, address)
 
-    def _live_at(self, places: list[_Place]) -> list[Incident]:
-        names = [name for place in places for name in self._correlator._at.get(place, ())]
+    def _live_at(self, places: list[Place]) -> list[Incident]:
+        names = self._correlator._live.at(places)
         found = [self._correlator._current(name, self._at_ns, self._told) for name in names]
         incidents = [live.incident for live in found if live is not None]
         return sorted(incidents, key=lambda one: (-one.opened_ns, one.incident))

@@ -8,13 +8,14 @@ key, so one worker sees all of a node.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 from prometheus_client import Counter
 
-from bus.settings import section
+from bus.settings import SettingsError, section
 from schemas.event import Event, Telemetry
 from schemas.registry import models
 from streams.base import Detector
@@ -42,9 +43,11 @@ class Fleet:
         Raises:
             SettingsError: settings of an unknown detector, or that do not fit.
         """
-        unknown = {name: table for name, table in tables.items() if name not in classes}
-        for name in unknown:
-            _refuse(name, classes)
+        for name in tables:
+            if name not in classes:
+                near = difflib.get_close_matches(name, classes, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(classes)}"
+                raise SettingsError(f"setting detectors.{name}: no such detector; {hint}")
         self.faults: list[str] = []
         self._kinds: list[tuple[type[Detector], Any]] = []
         for name, kind in classes.items():
@@ -143,12 +146,3 @@ class Fleet:
         _failures.labels(detector.name).inc()
         self.faults.append(f"detector {detector.name}: {type(error).__name__}: {error}")
 
-
-def _refuse(name: str, classes: Mapping[str, type[Detector]]) -> None:
-    import difflib
-
-    from bus.settings import SettingsError
-
-    near = difflib.get_close_matches(name, classes, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(classes)}"
-    raise SettingsError(f"setting detectors.{name}: no such detector{hint}")

@@ -1,18 +1,19 @@
 """The processor ``incidents``: signals and the inventory in, incidents out; one correlator a zone.
 
 :class:`Zones` is its core. What it remembers of an incident is the incident itself, as last told,
-until it is resolved; a correlator is restored from these.
+until the correlator needs it no more; a correlator is restored from these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from prometheus_client import Counter
 
 from schemas.event import Event
-from schemas.incident import Incident, IncidentState
+from schemas.incident import Incident
 from schemas.inventory import InventoryItem
 from schemas.registry import Unreadable, decode, encode
 from schemas.signal import Signal
@@ -32,6 +33,7 @@ class ZoneCorrelator(Protocol):
     def inventory(self, item: InventoryItem) -> object: ...
     def forget(self, subject: str) -> object: ...
     def restore(self, incident: Incident) -> None: ...
+    def expired(self) -> list[str]: ...
 
 
 class Zones:
@@ -46,7 +48,7 @@ class Zones:
         self._make = correlator
         self._zones: dict[int, dict[str, ZoneCorrelator]] = {}
         self._items: dict[str, InventoryItem] = {}
-        self._changed: dict[tuple[int, str], Incident] = {}
+        self._changed: dict[tuple[int, str], Incident | None] = {}
 
     def inventory(self, subject: str, item: InventoryItem | None) -> None:
         """Take in a change of the inventory; None where the subject is gone."""
@@ -65,23 +67,19 @@ class Zones:
         """Show a signal to the correlator of its zone."""
         assert isinstance(event, Signal)
         correlator = self._correlator(partition, event.zone)
-        return self._told(partition, lambda: correlator.observe(event))
+        return self._told(partition, correlator, partial(correlator.observe, event))
 
     def tick(self, partition: int, now_ns: int) -> list[Event]:
         """Let time pass for the zones of a partition."""
         found: list[Event] = []
         for correlator in self._zones.get(partition, {}).values():
-            found += self._told(partition, lambda one=correlator: one.tick(now_ns))  # type: ignore[misc]
+            found += self._told(partition, correlator, partial(correlator.tick, now_ns))
         return found
 
     def changes(self) -> list[Change]:
-        """The newest revision of each incident that changed; nothing once it is resolved."""
+        """The newest revision of each incident that changed, under its name."""
         changes = [
-            Change(
-                partition,
-                name,
-                None if incident.state is IncidentState.RESOLVED else encode(incident),
-            )
+            Change(partition, name, None if incident is None else encode(incident))
             for (partition, name), incident in self._changed.items()
         ]
         self._changed.clear()
@@ -113,13 +111,18 @@ class Zones:
                     zones[zone].inventory(item)
         return zones[zone]
 
-    def _told(self, partition: int, tell: Callable[[], Iterable[Incident]]) -> list[Event]:
+    def _told(
+        self, partition: int, correlator: ZoneCorrelator, tell: Callable[[], list[Incident]]
+    ) -> list[Event]:
         try:
-            incidents = list(tell())
+            incidents = tell()
+            expired = correlator.expired()
         except Exception as error:  # noqa: BLE001 - put aside with its reason; others go on
             self.faults.append(f"correlator: {type(error).__name__}: {error}")
             return []
         for incident in incidents:
             _incidents.labels(incident.state).inc()
             self._changed[partition, incident.incident] = incident
+        for name in expired:
+            self._changed[partition, name] = None
         return list(incidents)

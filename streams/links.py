@@ -135,9 +135,17 @@ class _Transition:
     losses: int
     what: str
     clock_error_ns: int
+    since_ns: int
 
     def row(self) -> list[Any]:
-        return [self.at_ns, self.carrier, self.losses, self.what, self.clock_error_ns]
+        return [
+            self.at_ns,
+            self.carrier,
+            self.losses,
+            self.what,
+            self.clock_error_ns,
+            self.since_ns,
+        ]
 
 
 @dataclass(slots=True)
@@ -162,9 +170,10 @@ class _Interface:
         """This transition was read before (or is older than all that a full memory holds)."""
         if len(self.newest) == _TRANSITIONS_MAX and event.at_ns < self.newest[0].at_ns:
             return True
+        # Several transitions that the kernel announced as one have one time.
+        said = (event.at_ns, event.since_ns, event.carrier)
         return any(
-            known.at_ns == event.at_ns and known.carrier == event.carrier
-            for known in reversed(self.newest)
+            (known.at_ns, known.since_ns, known.carrier) == said for known in reversed(self.newest)
         )
 
 
@@ -204,7 +213,9 @@ class LinkFlapping(Detector):
         if not event.carrier and not loss:
             yield from self._set_down(event, interface)
         interface.newest.append(
-            _Transition(event.at_ns, event.carrier, losses, what, event.clock_error_ns)
+            _Transition(
+                event.at_ns, event.carrier, losses, what, event.clock_error_ns, event.since_ns
+            )
         )
         del interface.newest[:-_TRANSITIONS_MAX]
         if interface.episode is not None:

@@ -5,7 +5,7 @@ which a crash does no harm: outputs are acknowledged by Kafka, then what changed
 to the state topic and acknowledged, then the input is. What dies in between is read again on top of
 the older state and says the same things under the same ids.
 
-Work goes by the batch, so that a storm costs two round trips a batch and not two a record. Memory
+Work goes by the batch, so that a storm costs two round trips a batch and not two a message. Memory
 of a partition is forgotten when it is revoked and read from its state topic before the first of its
 messages is handled again. One lock keeps batches, ticks and rebalances apart.
 
@@ -36,6 +36,7 @@ from streams import state
 from streams.transport import Chunk, ChunkStream
 
 BATCH_MAX_MESSAGES = 200
+_FAULTS_TOLD_MAX = 1000
 
 _messages = Counter("evertick_stream_messages", "Messages processed", ["topic"])
 _rows = Counter("evertick_stream_rows", "Rows of telemetry and single events processed", ["topic"])
@@ -253,7 +254,7 @@ class Processor:
         """What failed in the core, told in the log once for each distinct fault."""
         faults, self.core.faults = self.core.faults, []
         for fault in faults:
-            if fault not in self._told:
+            if fault not in self._told and len(self._told) < _FAULTS_TOLD_MAX:
                 self._told.add(fault)
                 _log.error("a fault in the core", processor=self.name, fault=fault)
         return "; ".join(faults)

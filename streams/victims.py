@@ -17,6 +17,8 @@ class Inventory:
     """The fleet as the messages on ``inventory`` have it."""
 
     def __init__(self) -> None:
+        self.revision = 0
+        """Grows with every change."""
         self._items: dict[str, InventoryItem] = {}
         self._nics: dict[tuple[str, str], str] = {}
         self._ranks: dict[str, dict[str, list[RankPlace]]] = {}
@@ -40,6 +42,7 @@ class Inventory:
 
     def forget(self, subject: str) -> None:
         """A subject is gone."""
+        self.revision += 1
         item = self._items.pop(subject, None)
         if isinstance(item, InventoryNic):
             for address in item.addresses:

@@ -14,7 +14,7 @@ import faust
 
 from bus import log
 from bus.health import Health, serve
-from bus.settings import Settings
+from bus.settings import Settings, section
 from bus.topics import ensure
 from streams.app import StreamApp
 from streams.base import registered
@@ -76,7 +76,5 @@ async def _live(settings: Settings, fleet: Fleet, zones: Zones, health: Health) 
 
 
 def _correlators(settings: Settings) -> Any:
-    from bus.settings import section
-
     checked = section(CorrelatorSettings, settings.correlator, "correlator")
     return lambda zone: Correlator(zone, checked)

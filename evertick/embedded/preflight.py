@@ -7,7 +7,6 @@ what the user wrote (settings) to what the machine has (ports, disk, memory).
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import socket
 from importlib.util import find_spec
@@ -47,9 +46,8 @@ def check(settings: Settings) -> folder.DataFolder:
     folder.split(settings.embedded.data_max_bytes)
     path = settings.data_dir.absolute()
     folder.check(path)
-    there = path.exists()
     # Only who holds the folder may end a predecessor's processes, which may hold the ports.
-    held = folder.hold(path) if there else None
+    held = folder.hold(path) if (path / folder.LOCK).exists() else None
     try:
         if held is not None:
             held.end_orphans()
@@ -210,7 +208,9 @@ def memory() -> None:
         )
 
 
-def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+def available_memory_bytes(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int:
     """What the kernel and every control group (v2) above us leave."""
     text = (proc / "meminfo").read_text()
     fields = dict(line.split(":", 1) for line in text.splitlines())

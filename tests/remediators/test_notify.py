@@ -57,7 +57,7 @@ def test_each_address_is_served_on_its_own() -> None:
     [
         ({}, "receivers.r: Value error, a receiver needs a url"),
         ({"url": "ftp://x/token"}, "begins with http"),
-        ({"url": "http://x", "sekret": "token"}, "did you mean secret?"),
+        ({"url": "http://x", "sekret": "token"}, "receivers.r.sekret: no such setting"),
         ({"url": "http://x", "format": "xml"}, "receivers.r.format"),
         ({"url": "http://x", "concurrency": 0}, "receivers.r.concurrency"),
     ],
@@ -105,3 +105,24 @@ def test_an_unknown_remedy_is_told() -> None:
 
 def test_without_receivers_it_says_that_nobody_hears() -> None:
     assert "remedies.notify.receivers" in Notify(settings()).idle_reason()
+
+
+def test_apprise_sends_words_for_people() -> None:
+    receiver = HttpReceiver()
+    try:
+        address = receiver.url.replace("http://", "json://")
+        notify = Notify(settings(chat={"kind": "apprise", "url": address}))
+        [step] = Notify.steps(incident(), notify.settings)
+        verdict = Verdict(ActionMode.ACT, False, "", "allowed")
+        action = _action("0" * 32, step, incident(), verdict, T0_NS, 0)
+        assert notify.execute(action, incident(), 1).done
+        receiver.answer = lambda _: (500, {})
+        refused = notify.execute(action, incident(), 2)
+        assert not refused.done and refused.again
+    finally:
+        receiver.close()
+    told = receiver.got[0].json
+    assert told["title"] == "Critical: link.down on nic:node-0/eth1"
+    assert told["type"] == "failure"
+    assert told["message"].splitlines()[0] == "eth1 of node-0 lost its carrier"
+    assert f"evertick show {incident().incident}" in told["message"]

@@ -316,7 +316,9 @@ def test_bounds_are_counted() -> None:
         *(raised(i + 1, kind="tcp.retransmits", subject=path) for i, path in enumerate(paths)),
     )
     assert len(told[-1].symptoms) == 10 and told[-1].symptoms_dropped == 11
-    again = feed(correlator, *(raised(i + 1, kind="tcp.retransmits", subject=p) for i, p in enumerate(paths)))
+    again = feed(
+        correlator, *(raised(i + 1, kind="tcp.retransmits", subject=p) for i, p in enumerate(paths))
+    )
     assert again == []
     feed(correlator, *(raised(100, subject=f"nic:node-5/eth{i}") for i in range(20)))
     assert len(correlator.incidents()) == 10 and correlator.refused == 11
@@ -325,9 +327,7 @@ def test_bounds_are_counted() -> None:
 def test_a_link_that_flaps_for_days_stays_small() -> None:
     correlator = zone(symptoms_max=10)
     feed(correlator, raised(0, kind="link.flapping"))
-    signals = [
-        one for i in range(1, 3000) for one in (raised(i), cleared(i, i + 0.5))
-    ]
+    signals = [one for i in range(1, 3000) for one in (raised(i), cleared(i, i + 0.5))]
     last = feed(correlator, *signals)[-1]
     assert last.symptoms[1].episodes == 2999
     assert len(encode(last)) < 4000
@@ -365,7 +365,8 @@ SUBJECTS = [
 
 def make_signals(steps: Iterable[tuple[int, int, int]]) -> list[Signal]:
     """Raise what is clear, update or clear what is raised, each step at a later time."""
-    at_ms, open_: dict[int, tuple[float, int]] = 0, {}
+    at_ms = 0
+    open_: dict[int, tuple[float, int]] = {}
     signals = []
     for which, gap_ms, choice in steps:
         at_ms += gap_ms
@@ -389,17 +390,13 @@ def make_signals(steps: Iterable[tuple[int, int, int]]) -> list[Signal]:
             if phase is Phase.CLEARED:
                 del open_[which]
         signals.append(
-            signal(
-                phase, at_s, raised_s=raised_s, evidence=[f"{i}" for i in range(told)], **more
-            )
+            signal(phase, at_s, raised_s=raised_s, evidence=[f"{i}" for i in range(told)], **more)
         )
     return signals
 
 
 STEPS = st.lists(
-    st.tuples(
-        st.integers(0, len(SUBJECTS) - 1), st.integers(1, 8000), st.integers(0, 2)
-    ),
+    st.tuples(st.integers(0, len(SUBJECTS) - 1), st.integers(1, 8000), st.integers(0, 2)),
     min_size=1,
     max_size=60,
 )

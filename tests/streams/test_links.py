@@ -156,6 +156,20 @@ def test_no_end_while_carrier_is_away() -> None:
     assert [s.phase for s in detector.tick(T0 + 1060 * S)] == [Phase.CLEARED]
 
 
+def test_transitions_that_the_kernel_announced_as_one_have_one_time() -> None:
+    detector = flapping()
+    feed(detector, *flaps(3)[:-1])
+    lost_ns, noticed_ns = T0 + S, T0 + 2 * S
+    feed(
+        detector,
+        transition(noticed_ns, True, lost_ns),
+        transition(noticed_ns, False, noticed_ns),
+        transition(noticed_ns, True, noticed_ns),
+    )
+    (cleared,) = detector.tick(T0 + 62 * S)
+    assert cleared.phase is Phase.CLEARED and cleared.attributes["losses"] == 4
+
+
 def test_set_down_ends_it_at_once() -> None:
     detector = flapping()
     feed(detector, *flaps(4))
