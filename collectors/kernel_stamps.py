@@ -49,8 +49,8 @@ def unstamp(line: str, now_ns: int) -> Stamped | None:
     """
     line = _PRIORITY.sub("", line, count=1) if line.startswith("<") else line
     if (found := _MONOTONIC.match(line)) is not None:
-        at_ns = int(found[1]) * SECOND_NS + int(found[2]) * 1000
-        return Stamped(line[found.end() :], at_ns, 1000, since_boot=True)
+        since_boot_ns = int(found[1]) * SECOND_NS + int(found[2]) * 1000
+        return Stamped(line[found.end() :], since_boot_ns, 1000, since_boot=True)
     if (found := _DMESG.match(line)) is not None:
         return Stamped(line[found.end() :], _local_ns(found[1]), SECOND_NS)
     if (found := _SYSLOG.match(line)) is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
@@ -167,7 +167,7 @@ def _globals(
     ctx.obj = Globals(config, flags or [])
 
 
-_PANELS = {
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (up.up, parts.agent, parts.stream, parts.remediate),
     "Look": (incidents.incidents, show.show, tail.tail, doctor.doctor),
     "Build on": (*([bench.bench] if bench else []),),

@@ -126,7 +126,8 @@ def asyncapi() -> Json:
         },
         "channels": {
             _channel_id(spec.name): _channel(
-                spec, [f"{name}.{version}" for name, version, topic, _ in known if topic == spec.name]
+                spec,
+                [f"{name}.{version}" for name, version, topic, _ in known if topic == spec.name],
             )
             for spec in TOPICS.values()
         },

@@ -72,7 +72,9 @@ def clickhouse(settings: ClickHouseSettings) -> None:
     except ValueError:
         place = ("", 0)
     if not place[0]:
-        raise SettingsError("setting clickhouse.url: no host and port in it; write http://HOST:8123")
+        raise SettingsError(
+            "setting clickhouse.url: no host and port in it; write http://HOST:8123"
+        )
     reason = _refusal([place])
     if reason:
         raise SettingsError(

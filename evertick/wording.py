@@ -101,7 +101,9 @@ def _(event: KernelReport) -> str:
 
 @line.register
 def _(event: TelemetryDropped) -> str:
-    return f"{event.schema_name} {event.node} {event.messages} messages, {event.message_bytes} bytes"
+    return (
+        f"{event.schema_name} {event.node} {event.messages} messages, {event.message_bytes} bytes"
+    )
 
 
 @line.register

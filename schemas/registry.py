@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HEAD = re.compile(rb'\{"schema":"([a-z0-9_.]{1,64})","version":(\d{1,9})[,}]')
 _LOOK_MAX_BYTES = 1024 * 1024
-_E = TypeVar("_E", bound="type[Event]")
+_M = TypeVar("_M", bound="Event")
 
 _models: dict[tuple[str, int], type[Event]] = {}
 _topics: dict[tuple[str, int], str] = {}
@@ -29,10 +29,10 @@ class Unreadable(Exception):
     """A message that is none of the contract's; the text says why, for the dead letters."""
 
 
-def event(*, topic: str) -> Callable[[_E], _E]:
+def event(*, topic: str) -> Callable[[type[_M]], type[_M]]:
     """Register a model, under the topic that it travels on (without prefix)."""
 
-    def register(model: _E) -> _E:
+    def register(model: type[_M]) -> type[_M]:
         fields = model.model_fields
         name = (str(fields["schema_name"].default), int(fields["version"].default))
         if name in _models:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from io import StringIO
 from typing import NamedTuple
 
 from schemas.signal import Severity
@@ -226,8 +227,8 @@ def _again(investigatory: str) -> str:
 
 
 def _table(name: str) -> Iterator[dict[str, str]]:
-    with (files("streams") / "data" / name).open(encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file)
+    text = (files("streams") / "data" / name).read_text(encoding="utf-8")
+    yield from csv.DictReader(StringIO(text, newline=""))
 
 
 @cache

@@ -95,9 +95,7 @@ def collecting(chosen: Settings) -> Iterator[Check]:
         )
     host = Host(chosen.agent.node, chosen.zone, chosen.data_dir)
     for name, collector in known.items():
-        options = section(
-            collector.Settings, chosen.collectors.get(name, {}), f"collectors.{name}"
-        )
+        options = section(collector.Settings, chosen.collectors.get(name, {}), f"collectors.{name}")
         enabled = collector.enabled if options.enabled is None else options.enabled
         yield from judged(name, enabled, _capabilities(collector, host, options))
 

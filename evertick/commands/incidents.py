@@ -37,7 +37,8 @@ def incidents(
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME", help="All that began in the last TIME (90s, 15m, 24h, 7d), and open ones."
+            metavar="TIME",
+            help="All that began in the last TIME (90s, 15m, 24h, 7d), and open ones.",
         ),
     ] = None,
     kind: Annotated[
@@ -76,9 +77,7 @@ def incidents(
 def of_kind(found: list[Incident], kind: str | None) -> list[Incident]:
     """Those of a kind or below it, the newest first."""
     wanted = [
-        one
-        for one in found
-        if kind is None or one.kind == kind or one.kind.startswith(f"{kind}.")
+        one for one in found if kind is None or one.kind == kind or one.kind.startswith(f"{kind}.")
     ]
     return sorted(wanted, key=lambda one: (-one.opened_ns, one.incident))
 

@@ -61,7 +61,7 @@ def run(ctx: typer.Context, part: str, module: str) -> None:
     try:
         start = import_module(module).run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == module.split(".")[0]:
+        if error.name is None or error.name.partition(".")[0] == module.partition(".")[0]:
             raise
         raise SettingsError(
             f"the {part} part needs the package {error.name}; "

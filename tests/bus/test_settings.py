@@ -105,7 +105,9 @@ def test_a_misspelt_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_misspelt_variable_of_a_section_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVERTICK_KAFKA__BOOTSTRAPP", "a:1")
-    with pytest.raises(SettingsError, match="kafka.bootstrapp: no such setting; did you mean boot"):
+    with pytest.raises(
+        SettingsError, match=r"kafka.bootstrapp: no such setting; did you mean boot"
+    ):
         load()
 
 
@@ -119,7 +121,9 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_in_the_file_that_nobody_knows_is_refused() -> None:
     write('[clickhouse]\nuserr = "a"\n')
-    with pytest.raises(SettingsError, match="clickhouse.userr: no such setting; did you mean user"):
+    with pytest.raises(
+        SettingsError, match=r"clickhouse.userr: no such setting; did you mean user"
+    ):
         load()
 
 
@@ -162,7 +166,7 @@ def test_an_owner_checks_its_own_table() -> None:
     assert section(Options, {}, "collectors.x") == Options()
     found = section(Options, {"patterns": "a, b,", "limit": "3"}, "collectors.x")
     assert (found.patterns, found.limit) == (["a", "b"], 3)
-    with pytest.raises(SettingsError, match="collectors.x.limitt: no such setting; .* limit"):
+    with pytest.raises(SettingsError, match=r"collectors.x.limitt: no such setting; .* limit"):
         section(Options, {"limitt": 1}, "collectors.x")
     with pytest.raises(SettingsError, match=r"collectors.x.limit: Input should be greater"):
         section(Options, {"limit": 0}, "collectors.x")

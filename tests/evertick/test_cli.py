@@ -124,7 +124,13 @@ def test_bad_input_is_one_clear_message_and_exit_2(arguments: list[str], told: s
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nope"], ["tail"], ["incidents", "--since", "soon"], ["incidents", "--limit", "0"], ["--set"]],
+    [
+        ["nope"],
+        ["tail"],
+        ["incidents", "--since", "soon"],
+        ["incidents", "--limit", "0"],
+        ["--set"],
+    ],
 )
 def test_a_wrong_command_line_is_exit_2(arguments: list[str]) -> None:
     assert run.invoke(app, arguments).exit_code == 2
@@ -183,7 +189,7 @@ def test_brokers_are_read_from_the_setting() -> None:
         ("c", 3),
     ]
     for wrong in ("a:b", " , "):
-        with pytest.raises(SettingsError, match="setting kafka.bootstrap"):
+        with pytest.raises(SettingsError, match=r"setting kafka.bootstrap"):
             reach.brokers(wrong)
 
 

@@ -6,9 +6,13 @@ import errno
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from bus.settings import ClickHouseSettings, KafkaSettings, Settings, load
@@ -18,6 +22,7 @@ from evertick import checks
 from evertick.checks import Check, Verdict
 from evertick.cli import app
 from evertick.commands.doctor import judged
+from tests.conftest import eventually, free_port
 
 run = CliRunner()
 
@@ -172,12 +177,52 @@ def test_the_kernel_log(tmp_path: Path) -> None:
     assert checks.kernel_log(tmp_path / "kmsg").verdict == Verdict.OK
 
 
-def test_a_wrong_password_is_told_as_such(clickhouse: ClickHouseSettings) -> None:
-    settings = Settings(
-        clickhouse=ClickHouseSettings(url=clickhouse.url, user="nobody", password="secret-word")
+def test_a_wrong_password_is_told_as_such(tmp_path: Path) -> None:
+    """The engine as ``evertick history serve`` runs it, with an account."""
+    port = free_port()
+    root = str(Path(__file__).parents[2])
+    password = "correct-horse"
+    serve = [
+        "-m",
+        "evertick",
+        "history",
+        "serve",
+        "--path",
+        str(tmp_path / "h"),
+        "--port",
+        str(port),
+    ]
+    server = subprocess.Popen(
+        [sys.executable, *serve],
+        env={**os.environ, "PYTHONPATH": root, "EVERTICK_CLICKHOUSE__PASSWORD": password},
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    found = checks.clickhouse(settings)
-    assert "secret-word" not in str(found)
-    if found.verdict is Verdict.OK:
-        pytest.skip("the embedded engine was started without accounts")
-    assert "clickhouse.user" in found.fix
+
+    def check(word: str) -> Check:
+        where = ClickHouseSettings(url=f"http://127.0.0.1:{port}", password=SecretStr(word))
+        return checks.clickhouse(Settings(clickhouse=where))
+
+    try:
+        eventually(lambda: check(password).verdict is Verdict.OK, 60, "the engine to answer")
+        refused = check("wrong-battery")
+        assert refused.verdict is Verdict.FAILS
+        assert "refuses" in refused.detail
+        assert "clickhouse.user" in refused.fix
+        assert "wrong-battery" not in str(refused)
+    finally:
+        server.terminate()
+        _, complaint = server.communicate(timeout=30)
+    assert server.returncode == 0, complaint
+
+
+def test_a_folder_or_a_port_that_is_taken_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        found = run.invoke(app, ["history", "serve", "--path", "new", "--port", port])
+    assert found.exit_code == 2
+    assert len(found.stderr.splitlines()) == 1
+    found = run.invoke(app, ["history", "serve", "--path", "file", "--port", str(free_port())])
+    assert found.exit_code == 2
+    assert len(found.stderr.splitlines()) == 1

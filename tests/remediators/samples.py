@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import ssl
 import threading
 import time
 from collections import Counter
@@ -102,7 +103,12 @@ Answer = Callable[[Got], tuple[int, dict[str, str]]]
 class HttpReceiver:
     """Listens on loopback and keeps what it got. ``answer`` says what to reply; it may wait."""
 
-    def __init__(self, answer: Answer = lambda _: (200, {}), port: int = 0) -> None:
+    def __init__(
+        self,
+        answer: Answer = lambda _: (200, {}),
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.answer = answer
         self.got: list[Got] = []
         receiver = self
@@ -133,12 +139,15 @@ class HttpReceiver:
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """A sender that was killed is part of the test."""
 
+        self._scheme = "https" if tls else "http"
         self._server = Server(("127.0.0.1", port), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}/hook"
 
     def notices(self) -> Counter[tuple[str, str]]:
         """How often each notice (incident, status) came."""

@@ -9,9 +9,11 @@ import pytest
 from bus.settings import SettingsError, load, section
 from remediators.base import registered
 from remediators.notify import Notify, NotifySettings
-from remediators.worker import configured
+from remediators.policy import Verdict
+from remediators.worker import _action, configured
+from schemas.action import ActionMode
 from schemas.signal import Severity
-from tests.remediators.samples import incident, resolved
+from tests.remediators.samples import T0_NS, HttpReceiver, incident, resolved
 
 HOOK = {"url": "http://127.0.0.1:9/x"}
 

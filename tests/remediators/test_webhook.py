@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +119,38 @@ def test_a_receiver_that_never_answers_is_given_up_in_time() -> None:
     assert result.again
     assert "timed out" in result.detail.lower()
     assert time.monotonic() - began_s < 5
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+        + [
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ]
+        + ["-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    receiver = HttpReceiver(tls=context)
+    try:
+        refused = Webhook(receiver.url).post(BODY, "k", 1)
+        assert not refused.done and refused.again
+        assert "certificate" in refused.detail.lower()
+        assert receiver.got == []
+        assert Webhook(receiver.url, ca_file=str(certificate)).post(BODY, "k", 1).done
+        assert Webhook(receiver.url, verify=False).post(BODY, "k", 1).done
+    finally:
+        receiver.close()
 
 
 def test_something_that_is_not_http_is_no_delivery() -> None:

@@ -46,7 +46,8 @@ def test_what_is_no_pci_address_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "subject", ["", "eth1", "nic:", "nic: x", "switch:a", "nic:a b", "nic:/eth1", "node:" + "x" * 600]
+    "subject",
+    ["", "eth1", "nic:", "nic: x", "switch:a", "nic:a b", "nic:/eth1", "node:" + "x" * 600],
 )
 def test_what_is_no_subject_is_refused(subject: str) -> None:
     with pytest.raises(ValueError, match="not a subject"):

@@ -108,9 +108,7 @@ def messages(draw: st.DrawFn, model: type[BaseModel]) -> Any:
     return model(**drawn)
 
 
-_SLOW = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+_SLOW = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.mark.parametrize("model", MODELS)

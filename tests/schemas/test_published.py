@@ -46,7 +46,9 @@ def test_the_asyncapi_document_is_one() -> None:
             jsonschema.Draft7Validator(official).validate({**contract.asyncapi(), **spoilt})
 
 
-def test_the_asyncapi_document_names_every_topic_and_message_and_nothing_that_is_not_there() -> None:
+def test_the_asyncapi_document_names_every_topic_and_message_and_nothing_that_is_not_there() -> (
+    None
+):
     document = contract.asyncapi()
     assert {channel["address"] for channel in document["channels"].values()} == set(TOPICS)
     carried = [name for c in document["channels"].values() for name in c["messages"]]

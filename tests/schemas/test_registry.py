@@ -112,9 +112,7 @@ def test_a_batch_is_a_table_or_it_is_refused(
 
 def test_a_batch_of_too_many_rows_is_refused() -> None:
     rows = TcpFlows.ROWS_MAX + 1
-    columns = {
-        name: column * rows for name, column in json.loads(encode(FLOWS))["columns"].items()
-    }
+    columns = {name: column * rows for name, column in json.loads(encode(FLOWS))["columns"].items()}
     with pytest.raises(Unreadable, match="10001 rows; at most 10000 in a batch"):
         decode(changed(FLOWS, columns=columns))
 
@@ -173,7 +171,7 @@ def test_a_schema_and_version_is_registered_once() -> None:
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    with pytest.raises(Unreadable, match="."):
+    with pytest.raises(Unreadable, match=r"."):
         decode(data)
 
 
@@ -186,7 +184,6 @@ def test_a_mutated_message_is_read_or_refused(data: st.DataObject) -> None:
         whole[place] = data.draw(st.integers(0, 255))
     try:
         message = decode(bytes(whole))
-    except Unreadable as reason:
-        assert str(reason)
-    else:
-        assert decode(encode(message)) == message
+    except Unreadable:
+        return
+    assert decode(encode(message)) == message
