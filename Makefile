@@ -2,7 +2,7 @@
 # Everything is installed into .venv; Debian packages only where we are root and apt is there.
 
 VENV    := .venv
-PYTHON  ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+PYTHON  ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN     := $(VENV)/bin
 SOURCES := schemas bus collectors streams remediators history lab evertick tests
 

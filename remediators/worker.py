@@ -86,13 +86,13 @@ def run(settings: Settings) -> None:
     ended = threading.Event()
     failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            worker.work()
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread, which raises it
-            failures.append(error)
-        finally:
-            ended.set()
+    def fail(args: threading.ExceptHookArgs) -> None:
+        """A thread that dies takes the process along: a supervisor starts it anew, and nothing is
+        worse than a worker that lives and does not work."""
+        failures.append(args.exc_value or RuntimeError(f"{args.thread} died"))
+        ended.set()
+
+    threading.excepthook = fail
 
     def end(*_: object) -> None:
         worker.stop()
@@ -101,7 +101,7 @@ def run(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, end)
     # librdkafka's calls wait without looking at signals: they are made in a thread of their own.
-    thread = threading.Thread(target=work, name="incidents", daemon=True)
+    thread = threading.Thread(target=worker.work, name="incidents", daemon=True)
     thread.start()
     ended.wait()
     deadline_s = time.monotonic() + _STOP_S

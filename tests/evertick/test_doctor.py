@@ -177,27 +177,22 @@ def test_the_kernel_log(tmp_path: Path) -> None:
     assert checks.kernel_log(tmp_path / "kmsg").verdict == Verdict.OK
 
 
-def test_a_wrong_password_is_told_as_such(tmp_path: Path) -> None:
-    """The engine as ``evertick history serve`` runs it, with an account."""
-    port = free_port()
-    root = str(Path(__file__).parents[2])
-    password = "correct-horse"
-    serve = [
-        "-m",
-        "evertick",
-        "history",
-        "serve",
-        "--path",
-        str(tmp_path / "h"),
-        "--port",
-        str(port),
-    ]
-    server = subprocess.Popen(
-        [sys.executable, *serve],
-        env={**os.environ, "PYTHONPATH": root, "EVERTICK_CLICKHOUSE__PASSWORD": password},
+def serve(folder: Path, port: int, **environment: str) -> subprocess.Popen[str]:
+    """``evertick history serve`` as a process."""
+    arguments = ["history", "serve", "--path", str(folder), "--port", str(port)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "evertick", *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_wrong_password_is_told_as_such(tmp_path: Path) -> None:
+    """The engine as ``evertick history serve`` runs it, with an account."""
+    port = free_port()
+    password = "correct-horse"
+    server = serve(tmp_path / "history", port, EVERTICK_CLICKHOUSE__PASSWORD=password)
 
     def check(word: str) -> Check:
         where = ClickHouseSettings(url=f"http://127.0.0.1:{port}", password=SecretStr(word))
@@ -219,10 +214,9 @@ def test_a_wrong_password_is_told_as_such(tmp_path: Path) -> None:
 def test_a_folder_or_a_port_that_is_taken_is_one_line_and_exit_2(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        found = run.invoke(app, ["history", "serve", "--path", "new", "--port", port])
-    assert found.exit_code == 2
-    assert len(found.stderr.splitlines()) == 1
-    found = run.invoke(app, ["history", "serve", "--path", "file", "--port", str(free_port())])
-    assert found.exit_code == 2
-    assert len(found.stderr.splitlines()) == 1
+        taken_port = taken.getsockname()[1]
+        for path, port in (("new", taken_port), ("file", free_port())):
+            server = serve(tmp_path / path, port)
+            _, complaint = server.communicate(timeout=60)
+            assert server.returncode == 2, complaint
+            assert len(complaint.splitlines()) == 1

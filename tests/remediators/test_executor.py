@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -36,7 +35,7 @@ class Desk:
     def __init__(self, **limits: float) -> None:
         self.tried: list[tuple[str, str]] = []
         self.concluded: list[tuple[tuple[str, str], Result]] = []
-        self.results: dict[tuple[str, str], list[Result]] = {}
+        self.results: dict[tuple[str, str], list[Result | Exception]] = {}
         self.hang: dict[tuple[str, str], threading.Event] = {}
         self.under_way = 0
         self.most_under_way = 0
@@ -60,16 +59,18 @@ class Desk:
         with self._lock:
             self.under_way -= 1
         queue = self.results.get(name)
-        return queue.pop(0) if queue else DONE
+        result = queue.pop(0) if queue else DONE
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _conclude(self, of: Task, result: Result) -> None:
         self.concluded.append((label(of), result))
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_module, "_BACKOFF_FIRST_S", 0.02)
-    yield
 
 
 def test_one_at_a_time_while_the_receiver_is_prompt() -> None:
@@ -125,11 +126,10 @@ def test_what_is_refused_for_good_is_concluded_at_once() -> None:
 
 def test_a_fault_in_a_remedy_ends_nothing() -> None:
     desk = Desk()
-    desk.results[label(task(0))] = [None]  # type: ignore[list-item]
-    desk.executor.submit(task(0))
-    eventually(lambda: desk.concluded)
-    desk.executor.submit(task(1))
+    desk.results[label(task(0))] = [ZeroDivisionError("a bug"), DONE]
+    desk.executor.submit(task(0), task(1))
     eventually(lambda: len(desk.concluded) == 2)
+    assert [name for name, _ in desk.concluded] == [label(task(1)), label(task(0))]
 
 
 def test_once_stopped_nothing_begins_and_what_is_under_way_may_end() -> None:
