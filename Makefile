@@ -43,9 +43,9 @@ $(VENV)/bin/uv:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 
 $(VENV)/.embedded: pyproject.toml constraints.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[embedded]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[embedded]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.embedded

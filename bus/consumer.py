@@ -3,6 +3,10 @@
 A reader polls for records, does what it does with them, and commits. If it dies in between, the same
 records come again; so every effect must be one that may be had twice. A message that cannot be
 decoded goes to ``deadletter`` with the reason before anything behind it is committed.
+
+So does one from the future: much of what reads it goes by the newest time it has seen, and would
+take everything after it for old. A day ahead both of when it was sent and of our own clock is too
+far, so that no one clock alone condemns a message.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from schemas.event import Event
 from schemas.identity import content_id
 from schemas.registry import Unreadable, decode
 from schemas.topics import TOPICS
+
+_KEY_MAX_BYTES = 16 << 10
+_AHEAD_MAX_NS = 86_400 * 1_000_000_000
 
 _read = Counter("evertick_consumer_read", "Messages read", ["topic"])
 _dead = Counter("evertick_consumer_deadletters", "Messages that could not be read", ["topic"])
@@ -58,7 +65,8 @@ def dead_letter(
         offset=offset,
         reader=reader,
         reason=reason[:2048],
-        key_base64=base64.b64encode(key).decode(),
+        # A key may be as large as its message, and a dead letter must fit its topic.
+        key_base64=base64.b64encode(key[:_KEY_MAX_BYTES]).decode(),
         original_base64=base64.b64encode(value[:ORIGINAL_MAX_BYTES]).decode(),
         original_bytes=len(value),
     )
@@ -148,6 +156,15 @@ class Consumer:
             self._publisher.publish(*dead)
         return records
 
+    def put_aside(self, message: Message, reason: str) -> None:
+        """Send a message that this reader cannot use to ``deadletter``; it is there on return.
+
+        Raises:
+            Undelivered: it could not be sent.
+        """
+        _log.warning("a message was put aside", group=self._group, reason=reason)
+        self._publisher.publish(_letter(self._kafka, self._group, message, reason))
+
     def commit(self, offsets: dict[tuple[str, int], int]) -> None:
         """Commit, for each (topic, partition), the offset to go on from. Waits for the broker.
 
@@ -196,15 +213,40 @@ def to_record(kafka: KafkaSettings, reader: str, message: Message) -> Record | D
     assert broker_topic is not None and partition is not None and offset is not None
     topic = name_in_contract(kafka, broker_topic)
     _read.labels(topic).inc()
-    key, value = message.key() or b"", message.value()
+    key, value = (message.key() or b"").decode(errors="replace"), message.value()
     spec = TOPICS.get(topic)
     if value is None and spec is not None and spec.compacted:
-        return Record(topic, partition, offset, key.decode(errors="replace"), None)
+        return Record(topic, partition, offset, key, None)
     try:
-        return Record(topic, partition, offset, key.decode(errors="replace"), decode(value, topic))
+        event = readable(value, topic, message.timestamp()[1])
     except Unreadable as reason:
-        _dead.labels(topic).inc()
-        return dead_letter(reader, topic, partition, offset, key, value or b"", str(reason))
+        return _letter(kafka, reader, message, str(reason))
+    return Record(topic, partition, offset, key, event)
+
+
+def readable(value: bytes | None, topic: str, sent_ms: int) -> Event:
+    """Decode what was read from a topic; ``sent_ms`` is its time stamp on the broker.
+
+    Raises:
+        Unreadable: as :func:`schemas.registry.decode`, or the event is from the future.
+    """
+    event = decode(value, topic)
+    ahead_ns = event.at_ns - max(sent_ms * 1_000_000, time.time_ns())
+    if ahead_ns > _AHEAD_MAX_NS:
+        raise Unreadable(
+            f"at_ns {event.at_ns} is {ahead_ns / 86_400e9:,.1f} days ahead of when it was sent; "
+            "is the clock of its producer right?"
+        )
+    return event
+
+
+def _letter(kafka: KafkaSettings, reader: str, message: Message, reason: str) -> DeadLetter:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    assert topic is not None and partition is not None and offset is not None
+    topic = name_in_contract(kafka, topic)
+    _dead.labels(topic).inc()
+    key, value = message.key() or b"", message.value() or b""
+    return dead_letter(reader, topic, partition, offset, key, value, reason)
 
 
 def next_offsets(kafka: KafkaSettings, messages: Iterable[Message]) -> dict[tuple[str, int], int]:

@@ -18,13 +18,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evertick.commands import doctor, history, incidents, parts, schema, show, tail, up
+from evertick.commands import bench, doctor, history, incidents, parts, schema, show, tail, up
 from evertick.commands.globals import Globals
-
-try:
-    from evertick.commands import bench
-except ImportError:
-    bench = None
 
 _HOISTED = ("--config", "--set")
 
@@ -170,7 +165,7 @@ def _globals(
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (up.up, parts.agent, parts.stream, parts.remediate),
     "Look": (incidents.incidents, show.show, tail.tail, doctor.doctor),
-    "Build on": (*([bench.bench] if bench else []),),
+    "Build on": (bench.bench,),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
@@ -181,4 +176,4 @@ app.add_typer(schema.app, name="schema", rich_help_panel="Build on")
 
 def main() -> None:
     """The program ``evertick``."""
-    app()
+    app(prog_name="evertick")

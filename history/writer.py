@@ -10,31 +10,38 @@ intent at its start reads exactly those offsets and inserts them under the same 
 
 Blocks are per topic and partition, so that this also holds when partitions move to another writer.
 When ClickHouse is away the writer waits and Kafka keeps what comes.
+
+A block that ClickHouse refuses for what is in it is halved until the message at fault is alone, which
+goes to ``deadletter`` with ClickHouse's reason. So does an event that is older than what is kept: a
+few of them, far apart, would make as many partitions, to be deleted at once.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+import struct
 import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 from clickhouse_connect.datatypes.registry import get_from_name
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, DataError
 from confluent_kafka import KafkaException, Message, TopicPartition
 from prometheus_client import Counter, Histogram
 from pydantic import Field
 
 from bus import health, log, topics
 from bus.clock import Clock
-from bus.consumer import Consumer
+from bus.consumer import Consumer, Record
 from bus.settings import Section, Settings, section
 from history.client import Unreachable, connect, first_line
 from history.migrate import migrate
 from history.retention import Retention
-from history.tables import Blocks
+from history.tables import Block, Blocks
+from schemas.event import Batch, Event
+from schemas.inventory import InventoryItem
 from schemas.topics import TOPICS
 
 if TYPE_CHECKING:
@@ -46,6 +53,11 @@ _INTENT = re.compile(r"to=(\d+)")
 _LOW_CARDINALITY = re.compile(r"LowCardinality\((\w+)\)")
 _POLL_MESSAGES = 2000
 _RETRY_MAX_S = 10.0
+_DAY_NS = 86_400 * 1_000_000_000
+# What ClickHouse and its client say of a value that does not fit. All else passes with time or needs
+# a person, and the messages are not at fault.
+_DATA_CODES = {6, 26, 27, 33, 38, 41, 53, 69, 70, 72, 117, 131, 321, 349, 407, 469, 691}
+_DATA_ERRORS = (DataError, ValueError, TypeError, OverflowError, struct.error)
 
 _rows = Counter("evertick_history_rows", "Rows written", ["table"])
 _insert_s = Histogram("evertick_history_insert_seconds", "Time of one insert", ["table"])
@@ -70,16 +82,23 @@ class HistorySettings(Section):
     """Bound on the tables' size on disk; the oldest samples go first. 0 for none."""
 
 
+class Refused(Exception):
+    """ClickHouse cannot take a block for what is in it; the text is its reason."""
+
+
 class Pending:
     """What was read of one partition and not yet written."""
 
-    def __init__(self, start: int, intent: int | None) -> None:
+    def __init__(self, start: int, intent: int | None, config: HistorySettings) -> None:
+        self._config = config
         self.start = start
         self.end = start
         self.intent = intent
         """End of a block that an earlier writer may have written already."""
         self.since_s = time.monotonic()
         self.blocks = Blocks()
+        self.read: list[tuple[Message, Record]] = []
+        """What the blocks are made of."""
 
     def add(self, messages: list[Message], consumer: Consumer, clock: Clock) -> list[Message]:
         """Take in messages up to the intent's end; returns those beyond it."""
@@ -89,11 +108,14 @@ class Pending:
             messages = messages[: len(messages) - len(beyond)]
         if self.end == self.start:
             self.since_s = time.monotonic()
+        by_offset = {message.offset(): message for message in messages}
         for record in consumer.read(messages):
-            if record.event is not None:
-                self.blocks.add(record.event)
-            else:
-                self.blocks.forget_subject(record.key, clock.read().ns)
+            message = by_offset[record.offset]
+            if outlived := _outlived(record.event, message.timestamp()[1], self._config):
+                consumer.put_aside(message, outlived)
+                continue
+            self.read.append((message, record))
+            _fill(self.blocks, record, clock)
         if messages:
             self.end = (messages[-1].offset() or 0) + 1
         if beyond:
@@ -153,20 +175,50 @@ class Writer:
             self._commit(place, pending.start, f"to={pending.end}")
         span = f"{topic}/{partition}/{pending.start}-{pending.end}"
         for table, block in pending.blocks.by_table.items():
-            if not self._insert(table, block.columns, block.rows, f"{span}/{table}", stopped):
+            token = f"{span}/{table}"
+            try:
+                written = self._insert(table, block, token, stopped)
+            except Refused:
+                written = self._salvage(table, pending.read, token, stopped)
+            if not written:
                 return
         self._commit(place, pending.end, "")
-        self._pending[place] = Pending(pending.end, None)
+        self._pending[place] = Pending(pending.end, None, self._config)
 
-    def _insert(
+    def _salvage(
         self,
         table: str,
-        columns: dict[str, list[object]],
-        rows: int,
+        read: list[tuple[Message, Record]],
         token: str,
         stopped: threading.Event,
     ) -> bool:
-        """Insert one block, however long ClickHouse is away; False when told to stop meanwhile."""
+        """Insert what can be inserted of a block that was refused, and put the rest aside; False when
+        told to stop meanwhile. The same block comes apart in the same way after a crash."""
+        blocks = Blocks()
+        for _, record in read:
+            _fill(blocks, record, self._clock)
+        block = blocks.by_table.get(table)
+        if block is None:
+            return True
+        try:
+            part = f"{token}/{read[0][1].offset}-{read[-1][1].offset}"
+            return self._insert(table, block, part, stopped)
+        except Refused as refused:
+            if len(read) == 1:
+                self._consumer.put_aside(read[0][0], f"table {table}: {refused}")
+                return True
+        half = len(read) // 2
+        return self._salvage(table, read[:half], token, stopped) and self._salvage(
+            table, read[half:], token, stopped
+        )
+
+    def _insert(self, table: str, block: Block, token: str, stopped: threading.Event) -> bool:
+        """Insert one block, however long ClickHouse is away; False when told to stop meanwhile.
+
+        Raises:
+            Refused: for what is in it.
+        """
+        columns, rows = block.columns, block.rows
         delay_s = 0.1
         while True:
             started_s = time.monotonic()
@@ -178,10 +230,16 @@ class Writer:
                     column_names=list(columns),
                     column_types=[types[name] for name in columns],
                     column_oriented=True,
-                    settings={"insert_deduplication_token": token},
+                    settings={
+                        "insert_deduplication_token": token,
+                        # What is kept bounds them, see _outlived.
+                        "max_partitions_per_insert_block": 0,
+                    },
                 )
                 break
-            except (ClickHouseError, OSError) as error:
+            except (ClickHouseError, OSError, *_DATA_ERRORS) as error:
+                if isinstance(error, _DATA_ERRORS) or getattr(error, "code", None) in _DATA_CODES:
+                    raise Refused(first_line(error)) from None
                 _log.warning(
                     "ClickHouse refused a block; trying again",
                     table=table,
@@ -243,13 +301,36 @@ class Writer:
             name = topics.name_in_contract(self._kafka, place.topic), place.partition
             if place.offset < 0:
                 place.offset, _ = self._consumer.client.get_watermark_offsets(place, timeout=10)
-            self._pending[name] = Pending(place.offset, int(intent[1]) if intent else None)
+            end = int(intent[1]) if intent else None
+            self._pending[name] = Pending(place.offset, end, self._config)
         self._consumer.client.assign(places)
 
     def _revoked(self, client: object, places: list[TopicPartition]) -> None:
         for place in places:
             name = topics.name_in_contract(self._kafka, place.topic), place.partition
             self._pending.pop(name, None)
+
+
+def _fill(blocks: Blocks, record: Record, clock: Clock) -> None:
+    if record.event is not None:
+        blocks.add(record.event)
+    else:
+        blocks.forget_subject(record.key, clock.read().ns)
+
+
+def _outlived(event: Event | None, sent_ms: int, config: HistorySettings) -> str:
+    """Why an event is too old to be written, if it is. A backlog is not: what counts is its age when
+    it was sent. Of the inventory, the newest is kept whatever its age."""
+    if event is None or isinstance(event, InventoryItem):
+        return ""
+    days = config.samples_days if isinstance(event, Batch) else config.events_days
+    age_ns = min(sent_ms * 1_000_000, time.time_ns()) - event.at_ns
+    if age_ns <= days * _DAY_NS:
+        return ""
+    return (
+        f"at_ns {event.at_ns} is {age_ns / _DAY_NS:,.1f} days before it was sent; "
+        f"the history keeps {days} days of it"
+    )
 
 
 def run(settings: Settings) -> None:

@@ -34,22 +34,23 @@ DISK_MIN_BYTES = 6 << 30
 _PR_SET_PDEATHSIG = 1
 _STOP_S = 10.0
 _TAIL_LINES = 8
+_ROOT = Path(__file__).resolve().parents[1]
 _libc = ctypes.CDLL(None)
 
 
 class Part:
-    """A process, its output in a file."""
+    """A process, its output in files."""
 
     def __init__(self, name: str, argv: Sequence[str], log: Path, env: dict[str, str]) -> None:
         self.name = name
-        self._log = log
-        with log.open("ab") as output:
+        self._log, self._out = log, log.with_suffix(".out")
+        with self._log.open("ab") as errors, self._out.open("wb") as output:
             self._popen = subprocess.Popen(
                 argv,
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=errors,
                 # Ctrl-C is ours to pass on.
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, before exec
@@ -60,13 +61,20 @@ class Part:
         """It still runs."""
         return self._popen.poll() is None
 
+    def printed(self) -> str:
+        """What it has written to standard output."""
+        return self._out.read_text(errors="replace")
+
     def check(self) -> None:
-        """Raises:
-        BenchError: it has ended, with what it said last.
+        """See that it still runs.
+
+        Raises:
+            BenchError: it has ended, with what it said last.
         """
         status = self._popen.poll()
         if status is not None:
-            said = "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+            lines = (self._log.read_text(errors="replace") or self.printed()).splitlines()
+            said = "\n".join(lines[-_TAIL_LINES:])
             raise BenchError(f"{self.name} ended with status {status}; it said last:\n{said}")
 
     def stop(self) -> None:
@@ -199,13 +207,14 @@ class Sandbox:
 
 
 def without_settings() -> dict[str, str]:
-    """The environment without Evertick's settings."""
+    """The environment without Evertick's settings, and with the code that runs here first."""
+    there = os.environ.get("PYTHONPATH", "")
     return {
         name: value
         for name, value in os.environ.items()
         if not name.upper().startswith(PREFIX)
         or (name.upper() in NOT_SETTINGS and name.upper() != f"{PREFIX}CONFIG")
-    }
+    } | {"PYTHONPATH": str(_ROOT) + (os.pathsep + there if there else "")}
 
 
 def free_ports(count: int) -> list[int]:
@@ -233,15 +242,6 @@ def metric(port: int, name: str, **labels: str) -> float:
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )
-
-
-def healthy(port: int) -> bool:
-    """A part's ``/healthz`` says that all is well."""
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def wait_for(

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
-import urllib.request
 from contextlib import ExitStack
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
-from bus.settings import Settings
 from lab import latency
 from lab.bench import Findings, Options
 from lab.processes import cpu_seconds_of, pss_bytes, tree
 from lab.receiver import Receiver
-from lab.sandbox import Part, Sandbox, healthy, wait_for
+from lab.sandbox import Part, Sandbox, wait_for
 from lab.veth import NoNamespaces
 
 RSS = "embedded_rss_mb"
@@ -23,7 +19,6 @@ _FAULTS, _FAULTS_QUICK, _FAULTS_TO_WARM_UP = 100, 12, 10
 _IDLE_S, _IDLE_QUICK_S = 60.0, 10.0
 _SETTLE_S, _SETTLE_QUICK_S = 15.0, 5.0
 _READY_S = 180.0
-_HEALTHY_LOOKS = 3
 _ONE_TIME_S = 90.0
 _ONE_TIME_WORK = "evertick.embedded.broker record"
 
@@ -40,13 +35,14 @@ def embedded(keys: set[str], options: Options) -> Findings:
         notices = [f"remedies.notify.receivers.bench.url={receiver.url}"]
         sandbox = stack.enter_context(Sandbox([*options.flags, *watched, *notices]))
         options.say("evertick up")
-        began_s = time.monotonic()
-        up = sandbox.start("up")
-        wait_for(_Ready(sandbox.settings), "evertick up is ready", [up], _READY_S)
-        found.notes.append(f"embedded: ready {time.monotonic() - began_s:.1f} s after its start")
+        up = sandbox.start("up", "--json")
+        wait_for(lambda: up.printed().endswith("}\n"), "evertick up is ready", [up], _READY_S)
+        told = json.loads(up.printed())
+        found.notes.append(f"embedded: ready after {told['ready_after_s']:.1f} s")
+        names = {part["pid"]: part["name"] for part in told["parts"]} | {up.pid: "up"}
         found.add(_faults(sandbox, receiver, up, keys, options))
         if keys & {RSS, CPU}:
-            found.add(_stand(up, options))
+            found.add(_stand(up, names, options))
         up.check()
     return found
 
@@ -69,8 +65,8 @@ def _faults(
         )
 
 
-def _stand(up: Part, options: Options) -> Findings:
-    """Memory and CPU of the tree of processes without load."""
+def _stand(up: Part, names: dict[int, str], options: Options) -> Findings:
+    """Memory and CPU of the tree of processes without load; ``names`` are those of the parts."""
     idle_s = _IDLE_QUICK_S if options.quick else _IDLE_S
     options.say("waiting until the embedded stack has nothing more to do")
     # At its first start here Kafka's classes are archived, once for this user.
@@ -97,52 +93,10 @@ def _stand(up: Part, options: Options) -> Findings:
         except ProcessLookupError:
             continue  # it ended meanwhile
     shares = ", ".join(
-        f"{_name(commands[pid])} {memory[pid] / 1e6:.0f} MB {100 * used_s.get(pid, 0) / took_s:.2f} %"
+        f"{names.get(pid, commands[pid])} {memory[pid] / 1e6:.0f} MB {100 * used_s.get(pid, 0) / took_s:.2f} %"
         for pid in sorted(memory, key=lambda pid: memory[pid], reverse=True)
     )
     return Findings(
         {RSS: round(sum(memory.values()) / 1e6, 1), CPU: round(percent, 2)},
         [f"embedded, memory and CPU by process: {shares}"],
     )
-
-
-class _Ready:
-    """Whether every part of the stack has been well at several looks in a row."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._admin = AdminClient(settings.kafka.client("bench"))
-        self._looks = 0
-
-    def __call__(self) -> bool:
-        self._looks = self._looks + 1 if self._well() else 0
-        return self._looks >= _HEALTHY_LOOKS
-
-    def _well(self) -> bool:
-        metrics = self._settings.metrics
-        ports = (
-            metrics.agent_port,
-            metrics.stream_port,
-            metrics.remediate_port,
-            metrics.history_port,
-        )
-        if not all(map(healthy, ports)):
-            return False
-        try:
-            with urllib.request.urlopen(f"{self._settings.clickhouse.url}/ping", timeout=2):
-                pass
-            topics = self._admin.list_topics(timeout=2).topics
-        except (OSError, KafkaException):
-            return False
-        return f"{self._settings.kafka.prefix}incidents" in topics
-
-
-def _name(command: str) -> str:
-    """What a process is, from its command line."""
-    if "kafka.Kafka" in command:
-        return "kafka"
-    words = command.split()
-    for part in ("agent", "stream", "remediate", "serve", "write", "history", "up"):
-        if part in words:
-            return part
-    return words[0].rpartition("/")[2] if words else "?"

@@ -92,7 +92,7 @@ class FarSide:
             NoNamespaces: the kernel has no veth, or a name is taken.
         """
         first = _FAR_INDEX + len(self._near)
-        self._near += names
+        # What was made before a failure goes with the namespace; the rest is somebody else's.
         _ip(
             *(
                 f"link add dev {name} type veth peer name {name} index {first + number} "
@@ -100,6 +100,7 @@ class FarSide:
                 for number, name in enumerate(names)
             )
         )
+        self._near += names
         for name in names:
             self.set_up(name)
         _ip(*(f"link set dev {name} up" for name in names))

@@ -12,7 +12,8 @@ Headers of every request:
       accept = hmac.compare_digest(good, v1) and abs(time.time() - int(t)) < 300
 
 An answer 2xx is delivery. 408, 425, 429, 5xx, a timeout and a failed connection are worth another
-attempt, not before ``Retry-After``. Anything else is final: the receiver will not have it.
+attempt, not before ``Retry-After``. Anything else is final: the receiver will not have it. The proxy of
+the environment (``HTTPS_PROXY``, ``NO_PROXY``) is used, for other hosts than this one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from remediators.base import Result
 _AGAIN = {408, 425, 429}
 _ANSWER_MAX_BYTES = 16 * 1024
 _RETRY_AFTER_MAX_S = 3600.0
+_LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 
 
 def sign(secret: str, body: bytes, at_s: int) -> str:
@@ -98,7 +100,8 @@ class Webhook:
             **({"ca_certs": ca_file} if ca_file else {}),
         }
         proxy = getproxies().get(parsed.scheme or "")
-        if proxy and not proxy_bypass(parsed.host or ""):
+        host = parsed.host or ""
+        if proxy and host not in _LOOPBACK and not proxy_bypass(host):
             self._pool: urllib3.PoolManager = urllib3.ProxyManager(proxy, **pool)
         else:
             self._pool = urllib3.PoolManager(**pool)

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.event import Count, Event, Identifier, Nanoseconds
+from schemas.event import Count, Event, Identifier, Nanoseconds, Revision
 from schemas.identity import Subject
 from schemas.registry import event
 
@@ -45,7 +45,7 @@ class Action(Event):
     version: Literal[1] = 1
 
     incident: Identifier
-    incident_revision: Annotated[int, Field(ge=1)]
+    incident_revision: Revision
     remedy: str
     """Name of the remedy: ``notify``."""
     purpose: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from schemas.event import Count, Nanoseconds, Occurrence
+from schemas.event import Count, Nanoseconds, Occurrence, Positive
 from schemas.registry import event
 
 
@@ -18,7 +18,7 @@ class TelemetryDropped(Occurrence):
     schema_name: Literal["telemetry.dropped"] = Field(default="telemetry.dropped", alias="schema")
     version: Literal[1] = 1
 
-    messages: Annotated[int, Field(ge=1)]
+    messages: Positive
     message_bytes: Count
     from_ns: Nanoseconds
     """When the oldest of them was taken; the newest was taken at ``at_ns``."""

@@ -20,6 +20,9 @@ from schemas.identity import NodeName, Subject
 
 Nanoseconds = Annotated[int, Field(ge=0, lt=1 << 63)]
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Integer = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Positive = Annotated[int, Field(ge=1, lt=1 << 63)]
+Revision = Annotated[int, Field(ge=1, lt=1 << 31)]
 Identifier = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Zone = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 
@@ -35,6 +38,8 @@ class Event(BaseModel):
         frozen=True,
         strict=True,
         extra="ignore",
+        # JSON has no such numbers: what was read with one could not be written again.
+        allow_inf_nan=False,
         populate_by_name=True,
         use_attribute_docstrings=True,
         # Addresses and ids hardly repeat: looking each up in a cache costs a quarter of a decode.

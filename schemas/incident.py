@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.event import Count, Event, Identifier, Nanoseconds
+from schemas.event import Count, Event, Identifier, Nanoseconds, Positive, Revision
 from schemas.identity import Subject
 from schemas.registry import event
 from schemas.signal import EVIDENCE_MAX, Evidence, Severity
@@ -37,12 +37,16 @@ class Symptom(BaseModel):
     """One kind of signal on one subject as part of an incident; its newest episode stands for all."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     episode: Identifier
     """The newest episode."""
-    episodes: Annotated[int, Field(ge=1)] = 1
+    episodes: Positive = 1
     """How often it was raised while this incident lasted."""
     kind: str
     subject: Subject
@@ -55,7 +59,7 @@ class Symptom(BaseModel):
     evidence: Annotated[list[Evidence], Field(max_length=EVIDENCE_MAX)] = []
     evidence_dropped: Count = 0
     detector: str
-    detector_version: int
+    detector_version: Revision
     attributes: dict[str, str | int | float] = {}
 
 
@@ -89,7 +93,7 @@ class Incident(Event):
 
     incident: Identifier
     """Names the incident through all its revisions (``id`` names this revision)."""
-    revision: Annotated[int, Field(ge=1)]
+    revision: Revision
     state: IncidentState
     kind: str
     """The kind of its cause; may be refined (``link.down`` becomes ``link.flapping``)."""
@@ -103,7 +107,7 @@ class Incident(Event):
     """When the first symptom began."""
     mitigated_ns: Nanoseconds | None = None
     resolved_ns: Nanoseconds | None = None
-    reopened: Count = 0
+    reopened: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     symptoms: list[Symptom]
     symptoms_dropped: Count = 0
     victims: Victims = Victims()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from schemas.event import Nanoseconds, Occurrence
+from schemas.event import Integer, Nanoseconds, Occurrence, Positive
 from schemas.registry import event
 
 
@@ -40,19 +40,19 @@ class KernelReport(Occurrence):
     version: Literal[1] = 1
 
     category: KernelCategory
-    code: int | None = None
+    code: Integer | None = None
     """The XID or SXid number."""
     subcode: str | None = None
     """What the line adds to the code: an NVLink unit, the action XID 154 asks for, an AER type."""
     pci_address: str | None = None
     """``0000:9b:00.0``, where the line names a device."""
-    pid: int | None = None
+    pid: Integer | None = None
     process: str | None = None
     correctable: bool | None = None
     """For PCIe and memory reports: corrected by hardware."""
     message: Annotated[str, Field(max_length=2048)]
     """The line, without its time stamp."""
-    count: Annotated[int, Field(ge=1)] = 1
+    count: Positive = 1
     """Lines that this message stands for."""
     first_ns: Nanoseconds
     """Time of the first of them; ``at_ns`` is that of the last."""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.event import Count, Event, Identifier, Nanoseconds
+from schemas.event import Count, Event, Identifier, Nanoseconds, Revision
 from schemas.identity import Subject
 from schemas.registry import event
 
@@ -39,7 +39,11 @@ class Evidence(BaseModel):
     """One observation that a verdict rests on."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
+        frozen=True,
+        strict=True,
+        extra="ignore",
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
 
     at_ns: Nanoseconds
@@ -65,7 +69,7 @@ class Signal(Event):
     raised_ns: Nanoseconds
     """When the episode began."""
     detector: str
-    detector_version: Annotated[int, Field(ge=1)]
+    detector_version: Revision
     severity: Severity
     summary: Annotated[str, Field(max_length=512)]
     """One line for a person."""

@@ -38,7 +38,8 @@ GROUP = "streams"
 _STALLED_S = 30.0
 _TICK_S = 1.0
 _WATCH_S = 2.0
-_REQUEST_MAX_BYTES = 9 << 20
+# A dead letter of the largest message there may be.
+_REQUEST_MAX_BYTES = 13 << 20
 
 _log = log.get(__name__)
 
@@ -78,7 +79,6 @@ class StreamApp(faust.App):
             datadir=settings.data_dir / "faust",
             **_security(kafka),
         )
-        self.sensors.add(faust.Sensor())  # without any, Faust warns at each rebalance
         self.transport = ChunkTransport(self.conf.broker_consumer, self)
         self._kafka = kafka
         self._health = health

@@ -95,7 +95,12 @@ class Zones:
                 self.faults.append(f"incident {name} cannot be restored: {reason}")
                 continue
             assert isinstance(incident, Incident)
-            self._correlator(partition, incident.zone).restore(incident)
+            try:
+                self._correlator(partition, incident.zone).restore(incident)
+            except Exception as error:  # noqa: BLE001 - one incident must not keep the rest away
+                self.faults.append(
+                    f"incident {name} cannot be restored: {type(error).__name__}: {error}"
+                )
 
     def evict(self, partition: int) -> None:
         """Drop the correlators of a partition."""

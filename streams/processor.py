@@ -25,12 +25,12 @@ from faust.types import TP
 from prometheus_client import Counter, Gauge
 
 from bus import log
-from bus.consumer import dead_letter
+from bus.consumer import dead_letter, readable
 from bus.producer import Undelivered
 from bus.settings import KafkaSettings
 from bus.topics import name_in_contract, name_on_broker
 from schemas.event import Batch, Event
-from schemas.registry import Unreadable, decode, encode, topic_of
+from schemas.registry import Unreadable, encode, topic_of
 from schemas.topics import TOPICS
 from streams import state
 from streams.transport import Chunk, ChunkStream
@@ -43,7 +43,9 @@ _rows = Counter("evertick_stream_rows", "Rows of telemetry and single events pro
 _outputs = Counter("evertick_stream_outputs", "Messages sent", ["topic"])
 _dead = Counter("evertick_stream_deadletters", "Messages put aside", ["topic"])
 _too_large = Counter("evertick_stream_too_large", "Outputs too large for their topic", ["topic"])
-_seconds = Counter("evertick_stream_core_seconds", "Time in detectors or correlators", ["processor"])
+_seconds = Counter(
+    "evertick_stream_core_seconds", "Time in detectors or correlators", ["processor"]
+)
 _lag = Gauge("evertick_stream_lag_messages", "Messages not yet processed", ["topic", "partition"])
 
 _log = log.get(__name__)
@@ -135,7 +137,7 @@ class Processor:
         rows, newest_ns, core_s = 0, self._newest_ns.get(partition, 0), 0.0
         for record in chunk.records:
             try:
-                event = decode(record.value, topic)
+                event = readable(record.value, topic, record.timestamp)
             except Unreadable as reason:
                 outputs.append(self._put_aside(record, topic, str(reason)))
                 continue
@@ -213,13 +215,17 @@ class Processor:
         if outputs:
             await self._sent([self._message(event) for event in outputs])
         changes = self.core.changes()
+        if self.core.faults:
+            self._faults()
         if changes:
             topic = name_on_broker(self._kafka, self.state_topic)
             await self._sent(
                 [(topic, one.key.encode(), one.value, one.partition) for one in changes]
             )
 
-    async def _sent(self, messages: list[tuple[str, bytes, bytes | None, int | None] | None]) -> None:
+    async def _sent(
+        self, messages: list[tuple[str, bytes, bytes | None, int | None] | None]
+    ) -> None:
         acknowledged = [await self._send(*message) for message in messages if message is not None]
         try:
             for waiting in acknowledged:
@@ -242,7 +248,7 @@ class Processor:
         _dead.labels(topic).inc()
         return dead_letter(
             f"streams.{self.name}",
-            record.topic,
+            topic,
             record.partition,
             record.offset,
             record.key or b"",

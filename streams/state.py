@@ -63,7 +63,9 @@ def ensure(kafka: KafkaSettings, topic: str, sources: Collection[str]) -> int:
     partitions = next(iter(counts.values()))
     name = name_on_broker(kafka, topic)
     if name not in there:
-        futures = admin.create_topics([NewTopic(name, partitions, kafka.replication, config=_CONFIG)])
+        futures = admin.create_topics(
+            [NewTopic(name, partitions, kafka.replication, config=_CONFIG)]
+        )
     elif len(there[name].partitions) < partitions:
         futures = admin.create_partitions([NewPartitions(name, partitions)])
     else:

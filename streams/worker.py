@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
+import threading
 from typing import Any
 
 import faust
@@ -22,7 +25,14 @@ from streams.correlator import Correlator, CorrelatorSettings
 from streams.detecting import Fleet
 from streams.incidents import Zones
 
+_STOP_S = 1.8
+
 _log = log.get(__name__)
+
+
+def _end_now() -> None:
+    _log.warning("did not stop in time, ending at once", within_s=_STOP_S)
+    os._exit(0)
 
 
 class _Worker(faust.Worker):
@@ -44,6 +54,13 @@ class _Worker(faust.Worker):
         if self.crash_reason is not None:
             raise self.crash_reason
 
+    def _schedule_shutdown(self, signal: Any) -> None:
+        """Stop in good order, or without it: what was not committed is read again, and harmless."""
+        timer = threading.Timer(_STOP_S, _end_now)
+        timer.daemon = True
+        timer.start()
+        super()._schedule_shutdown(signal)
+
     def _setproctitle(self, info: str, *, ident: str = "") -> None:
         pass
 
@@ -57,6 +74,9 @@ def run(settings: Settings) -> None:
     fleet = Fleet(registered(), settings.detectors)
     zones = Zones(_correlators(settings))
     ensure(settings.kafka)
+    # Said at every start and under any load; neither is a fault.
+    for name in ("faust.app.base", "mode.timers"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     health = Health()
     server = serve(health, settings.metrics.host, settings.metrics.stream_port, "stream")
     # What is there now stays for good, and telemetry itself makes no cycles.

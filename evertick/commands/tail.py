@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bus.settings import KafkaSettings
 
-_LOST_AFTER_S = 20.0
+_LOST_AFTER_S = 15.0
 
 
 def tail(

@@ -32,7 +32,7 @@ from schemas.identity import content_id
 from schemas.incident import Incident, IncidentState, Symptom
 from schemas.packet import LinkTransition
 from schemas.signal import Evidence, Phase, Severity, Signal
-from tests.conftest import eventually
+from tests.conftest import KafkaServer, eventually
 
 COMMANDS = ("up", "agent", "stream", "remediate", "history", "incidents", "show", "tail", "doctor",
             "schema", "bench")  # fmt: skip
@@ -507,6 +507,26 @@ def test_a_reader_that_leaves_is_no_error(
     assert following.returncode == 0
     assert following.stderr is not None
     assert following.stderr.read() == ""
+
+
+def test_a_kafka_that_goes_away_and_stays_away_ends_tail_with_exit_1(
+    own_kafka: KafkaServer,
+) -> None:
+    kafka = KafkaSettings(bootstrap=own_kafka.bootstrap)
+    ensure(kafka)
+    Publisher(kafka, "test").publish(link(1))
+    process = start(
+        "tail", "telemetry.packet", "--from-start", "--set", f"kafka.bootstrap={kafka.bootstrap}"
+    )
+    assert process.stdout is not None
+    assert NIC in process.stdout.readline()
+    own_kafka.kill()
+    _, complaint = process.communicate(timeout=90)
+    assert process.returncode == 1
+    assert complaint.splitlines() == [
+        f"evertick: Kafka at {kafka.bootstrap} is away; waiting",
+        f"evertick: lost Kafka at {kafka.bootstrap}: no answer for 15 s; is it still running?",
+    ]
 
 
 def test_a_table_into_a_closed_pipe_is_no_error(filled: KafkaSettings) -> None:

@@ -109,7 +109,8 @@ def test_without_receivers_it_says_that_nobody_hears() -> None:
     assert "remedies.notify.receivers" in Notify(settings()).idle_reason()
 
 
-def test_apprise_sends_words_for_people() -> None:
+def test_apprise_sends_words_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     receiver = HttpReceiver()
     try:
         address = receiver.url.replace("http://", "json://")

@@ -125,9 +125,26 @@ def test_a_receiver_that_never_answers_is_given_up_in_time() -> None:
 def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     subprocess.run(
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1".split()
-        + "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1".split()
-        + ["-keyout", str(key), "-out", str(certificate)],
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        ],
         check=True,
         capture_output=True,
     )

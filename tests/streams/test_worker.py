@@ -16,7 +16,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from bus.consumer import client_config
-from bus.producer import Publisher, client_config as producer_config
+from bus.producer import Publisher
+from bus.producer import client_config as producer_config
 from bus.settings import Settings, load
 from bus.topics import ensure, name_on_broker
 from schemas.deadletter import DeadLetter
@@ -94,6 +95,8 @@ class Stack:
             f"kafka.prefix={uuid.uuid4().hex[:8]}.",
             f"data_dir={folder}",
             "metrics.stream_port=0",
+            # However slow the machine is, nothing resolves while a test looks on.
+            "correlator.resolve_after_s=3600",
         ]
         self.settings: Settings = load(self.flags)
         self.kafka = self.settings.kafka
@@ -198,7 +201,9 @@ def test_a_fault_becomes_an_incident_and_the_unreadable_is_put_aside(stack: Stac
     bad = {
         b"not json": "JSON",
         good.replace(b'"version":1', b'"version":9'): "version 9",
-        encode(_link("node-1", "eth9", now_ns)).replace(b'"carrier":false', b'"carrier":7'): "carrier",
+        encode(_link("node-1", "eth9", now_ns)).replace(
+            b'"carrier":false', b'"carrier":7'
+        ): "carrier",
         b'{"schema":"tcp.flows","version":1,"id":"' + b"0" * 32 + b'","at_ns":1,"clock_error_ns":1,'
         b'"node":"node-1","from_ns":0,"columns":{"local":["a","b"],"remote":[],"rtt_us":[],'
         b'"cwnd_segments":[],"segments_sent":[],"segments_retransmitted":[],"bytes_sent":[],'
@@ -295,13 +300,17 @@ def test_another_worker_takes_over_with_what_was_remembered(stack: Stack) -> Non
     for node in range(12):
         stack.publisher.publish(_link(f"node-{node}", "eth0", at_ns + 3 * _SECOND_NS))
     stack.until(
-        lambda: {one.subject for one in stack.all(Signal) if one.kind == "link.flapping"}
-        == set(subjects),
+        lambda: (
+            {one.subject for one in stack.all(Signal) if one.kind == "link.flapping"}
+            == set(subjects)
+        ),
         "flapping on all of them",
     )
     stack.until(
         lambda: all(
-            any(one.kind == "link.flapping" for one in stack.all(Incident) if one.subject == subject)
+            any(
+                one.kind == "link.flapping" for one in stack.all(Incident) if one.subject == subject
+            )
             for subject in subjects
         ),
         "incidents refined",
