@@ -37,6 +37,7 @@ _AHEAD_MAX_NS = 86_400 * 1_000_000_000
 _read = Counter("evertick_consumer_read", "Messages read", ["topic"])
 _dead = Counter("evertick_consumer_deadletters", "Messages that could not be read", ["topic"])
 
+_AGAIN_S = 0.2
 _log = log.get(__name__)
 
 
@@ -135,8 +136,7 @@ class Consumer:
         Raises:
             Undelivered: a dead letter could not be sent. Nothing was committed: seek or restart.
         """
-        messages = self.client.consume(max_records, timeout_s)
-        return self.read(messages)
+        return self.read(take(self.client, max_records, timeout_s))
 
     def read(self, messages: Iterable[Message]) -> list[Record]:
         """Decode raw messages; those that cannot be read are in ``deadletter`` on return."""
@@ -195,7 +195,7 @@ class Consumer:
         An exception of ``handle`` ends the loop with nothing of that round committed.
         """
         while not stopped():
-            messages = self.client.consume(max_records, 0.2)
+            messages = take(self.client, max_records, 0.2)
             records = self.read(messages)
             if records:
                 handle(records)
@@ -271,25 +271,22 @@ def read_all(
         Undelivered: the end was not reached in time.
     """
     client = KafkaConsumer({**client_config(kafka, f"{reader}-replay", "earliest")})
+    deadline = time.monotonic() + timeout_s
     try:
         ends: dict[tuple[str, int], int] = {}
         places = []
         for topic in topics:
-            name = name_on_broker(kafka, topic)
-            metadata = client.list_topics(name, timeout=timeout_s).topics[name]
-            for partition in metadata.partitions:
-                low, high = client.get_watermark_offsets(TopicPartition(name, partition), timeout_s)
-                if high > low:
-                    ends[name, partition] = high
-                    places.append(TopicPartition(name, partition, low))
+            for place, end in bounds(client, name_on_broker(kafka, topic), deadline):
+                if end > place.offset:
+                    ends[place.topic, place.partition] = end
+                    places.append(place)
         if not places:
             return
         client.assign(places)
-        deadline = time.monotonic() + timeout_s
         while ends:
             if time.monotonic() > deadline:
                 raise Undelivered(f"{len(ends)} partitions were not read to their end in time")
-            for message in client.consume(1000, 0.2):
+            for message in take(client, 1000, 0.2):
                 if message.error() is not None:
                     continue
                 record = to_record(kafka, reader, message)
@@ -300,6 +297,41 @@ def read_all(
                     del ends[place.topic, place.partition]
     finally:
         client.close()
+
+
+def take(client: KafkaConsumer, most: int, timeout_s: float) -> list[Message]:
+    """What has arrived, as soon as anything has; ``consume`` itself waits for the full number."""
+    first = client.poll(timeout_s)
+    return [] if first is None else [first, *client.consume(most - 1, 0)]
+
+
+def bounds(
+    client: KafkaConsumer, topic: str, deadline_s: float
+) -> list[tuple[TopicPartition, int]]:
+    """For each partition of a topic (named as on the broker) where it begins, and its end.
+
+    A broker that has just started, or a topic that has just been made, has no leaders for a moment:
+    that is waited out.
+
+    Raises:
+        Undelivered: no answer until the deadline (on the monotonic clock).
+    """
+    while True:
+        left_s = max(0.1, deadline_s - time.monotonic())
+        try:
+            found = client.list_topics(topic, timeout=left_s).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            answer = []
+            for partition in found.partitions:
+                place = TopicPartition(topic, partition)
+                low, high = client.get_watermark_offsets(place, left_s)
+                answer.append((TopicPartition(topic, partition, low), high))
+            return answer
+        except KafkaException as error:
+            if time.monotonic() > deadline_s:
+                raise Undelivered(f"{topic}: {error.args[0].str()}") from None
+            time.sleep(_AGAIN_S)
 
 
 def _complain(group: str, error: KafkaError) -> None:

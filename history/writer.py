@@ -53,6 +53,7 @@ _INTENT = re.compile(r"to=(\d+)")
 _LOW_CARDINALITY = re.compile(r"LowCardinality\((\w+)\)")
 _POLL_MESSAGES = 2000
 _RETRY_MAX_S = 10.0
+_COMMITTED_S = 60.0
 _DAY_NS = 86_400 * 1_000_000_000
 # What ClickHouse and its client say of a value that does not fit. All else passes with time or needs
 # a person, and the messages are not at fault.
@@ -108,6 +109,8 @@ class Pending:
             messages = messages[: len(messages) - len(beyond)]
         if self.end == self.start:
             self.since_s = time.monotonic()
+        if messages and self.start < 0:
+            self.start = messages[0].offset() or 0
         by_offset = {message.offset(): message for message in messages}
         for record in consumer.read(messages):
             message = by_offset[record.offset]
@@ -139,7 +142,7 @@ class Writer:
 
     def step(self, stopped: threading.Event) -> None:
         """Read for a moment and write what is due."""
-        messages = self._consumer.client.consume(_POLL_MESSAGES, 0.1)
+        messages = take(self._consumer.client, _POLL_MESSAGES, 0.1)
         for place, group in _by_place(messages, self._kafka.prefix).items():
             self._take(place, group, stopped)
         now_s = time.monotonic()
@@ -296,14 +299,24 @@ class Writer:
         )
 
     def _assigned(self, client: object, places: list[TopicPartition]) -> None:
-        for place in self._consumer.client.committed(places, timeout=10):
+        for place in self._committed(places):
             intent = _INTENT.fullmatch(place.metadata or "")
             name = topics.name_in_contract(self._kafka, place.topic), place.partition
-            if place.offset < 0:
-                place.offset, _ = self._consumer.client.get_watermark_offsets(place, timeout=10)
-            end = int(intent[1]) if intent else None
-            self._pending[name] = Pending(place.offset, end, self._config)
+            start = None if place.offset < 0 else place.offset
+            self._pending[name] = Pending(start, int(intent[1]) if intent else None)
         self._consumer.client.assign(places)
+
+    def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Where we stand. A broker that has just come back needs a moment to tell."""
+        deadline = time.monotonic() + _COMMITTED_S
+        while True:
+            try:
+                found: list[TopicPartition] = self._consumer.client.committed(places, timeout=5)
+                return found
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def _revoked(self, client: object, places: list[TopicPartition]) -> None:
         for place in places:

@@ -34,14 +34,15 @@ def pipeline(options: Options) -> Findings:
             options.say("starting Kafka")
             sandbox.kafka()
             _make_topics(sandbox)
-            if keys & _OF_THE_AGENT:
-                found.add(footprint.agent(sandbox, options))
             if keys & _FROM_A_TOPIC:
                 rows = throughput.fill_topic(sandbox, options)
                 if throughput.STREAM in keys:
                     found.add(throughput.stream(sandbox, rows, options))
                 if throughput.HISTORY in keys:
                     found.add(throughput.history(sandbox, rows, options))
+            # Last: what it sends would mingle with what the topic was filled with.
+            if keys & _OF_THE_AGENT:
+                found.add(footprint.agent(sandbox, options))
     if keys - _FROM_A_TOPIC - _OF_THE_AGENT:
         found.add(standing.embedded(keys, options))
     return found

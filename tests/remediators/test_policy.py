@@ -219,7 +219,7 @@ events = st.lists(
     st.tuples(
         st.integers(0, 5),  # which incident
         st.sampled_from(["open", "mitigated", "resolved"]),
-        st.integers(-40, 120),  # seconds since the last; a clock may step back
+        st.integers(-40, 90),  # seconds since the last; a clock may step back
         st.booleans(),  # the action is done before the next event
     ),
     max_size=40,
@@ -228,7 +228,7 @@ SILENT = Silence(start=T0 + timedelta(seconds=100), end=T0 + timedelta(seconds=4
 
 
 @settings(max_examples=150)
-@given(events, st.integers(0, 3), st.integers(0, 2), st.sampled_from([0, 60]), st.booleans())
+@given(events, st.integers(0, 4), st.integers(0, 4), st.sampled_from([0, 60]), st.booleans())
 def test_what_holds_for_any_course_of_events(
     course_of: list[tuple[int, str, int, bool]],
     fleet: int,
@@ -248,8 +248,8 @@ def test_what_holds_for_any_course_of_events(
     now_ns = T0_NS
     for revision, (number, state, step_s, done) in enumerate(course_of, start=1):
         now_ns += step_s * SECOND_NS
-        # Incidents share three subjects.
-        on = f"nic:node-{number % 3}/eth1"
+        # Incidents share two subjects.
+        on = f"nic:node-{number % 2}/eth1"
         of = incident(number, revision, state=IncidentState(state), subject=on)
         for purpose, verdict in course(ledger, of, rules, now_ns, done):
             if verdict.do:

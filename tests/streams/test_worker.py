@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -117,7 +118,8 @@ class Stack:
 
     def worker(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, str(self.script), *self.flags], cwd=Path(__file__).parents[2]
+            [sys.executable, str(self.script), *self.flags],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
         self.workers.append(process)
         return process
@@ -136,6 +138,8 @@ class Stack:
         deadline = time.monotonic() + _PATIENCE_S
         while not done():
             assert time.monotonic() < deadline, f"in vain waited for {what}"
+            # A worker that we killed has a negative status; none ends by itself.
+            assert not any((worker.poll() or 0) > 0 for worker in self.workers), "a worker crashed"
             self.poll(0.1)
 
     def poll(self, timeout_s: float) -> None:
