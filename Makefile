@@ -44,8 +44,10 @@ $(VENV)/bin/uv:
 
 $(VENV)/.embedded: pyproject.toml constraints.txt | $(VENV)/bin/uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[embedded]'
+	@$(BIN)/python -m compileall -q $(filter-out tests,$(SOURCES))
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/uv
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -q $(SOURCES)
 	@touch $@ $(VENV)/.embedded

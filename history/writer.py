@@ -34,7 +34,7 @@ from pydantic import Field
 
 from bus import health, log, topics
 from bus.clock import Clock
-from bus.consumer import Consumer, Record
+from bus.consumer import Consumer, Record, take
 from bus.settings import Section, Settings, section
 from history.client import Unreachable, connect, first_line
 from history.migrate import migrate
@@ -53,7 +53,7 @@ _INTENT = re.compile(r"to=(\d+)")
 _LOW_CARDINALITY = re.compile(r"LowCardinality\((\w+)\)")
 _POLL_MESSAGES = 2000
 _RETRY_MAX_S = 10.0
-_COMMITTED_S = 60.0
+_RETRY_S = 0.5
 _DAY_NS = 86_400 * 1_000_000_000
 # What ClickHouse and its client say of a value that does not fit. All else passes with time or needs
 # a person, and the messages are not at fault.
@@ -93,6 +93,7 @@ class Pending:
     def __init__(self, start: int, intent: int | None, config: HistorySettings) -> None:
         self._config = config
         self.start = start
+        """Negative until the first message tells."""
         self.end = start
         self.intent = intent
         """End of a block that an earlier writer may have written already."""
@@ -299,24 +300,27 @@ class Writer:
         )
 
     def _assigned(self, client: object, places: list[TopicPartition]) -> None:
-        for place in self._committed(places):
+        committed = self._committed(places)
+        for place in committed:
             intent = _INTENT.fullmatch(place.metadata or "")
             name = topics.name_in_contract(self._kafka, place.topic), place.partition
-            start = None if place.offset < 0 else place.offset
-            self._pending[name] = Pending(start, int(intent[1]) if intent else None)
-        self._consumer.client.assign(places)
+            end = int(intent[1]) if intent else None
+            self._pending[name] = Pending(place.offset, end, self._config)
+        self._consumer.client.assign(committed)
 
     def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
-        """Where we stand. A broker that has just come back needs a moment to tell."""
-        deadline = time.monotonic() + _COMMITTED_S
+        """Where we stand; a negative offset where nothing was committed yet.
+
+        A broker that is busy or has just come back is waited out here: what a callback of librdkafka
+        raises comes out of its call as something else.
+        """
         while True:
             try:
                 found: list[TopicPartition] = self._consumer.client.committed(places, timeout=5)
                 return found
-            except KafkaException:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
+            except KafkaException as error:
+                _log.warning("cannot learn yet where to go on", reason=error.args[0].str())
+                time.sleep(_RETRY_S)
 
     def _revoked(self, client: object, places: list[TopicPartition]) -> None:
         for place in places:

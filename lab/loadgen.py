@@ -26,6 +26,7 @@ _POOL = 8192
 _RETRANSMITS = [0] * 495 + [1, 1, 1, 2, 4]
 _FLUSH_S = 120.0
 _QUEUED_MAX = 5000
+_REQUESTS_IN_FLIGHT = 200
 
 
 def tcp_flows(
@@ -82,7 +83,15 @@ def fill(kafka: KafkaSettings, events: Iterable[Event]) -> int:
         BenchError: Kafka does not take them.
     """
     refused: list[str] = []
-    client = Producer({**client_config(kafka, "bench-fill"), "batch.num.messages": 1})
+    client = Producer(
+        {
+            **client_config(kafka, "bench-fill"),
+            "batch.num.messages": 1,
+            # One client in place of many: it may have as many requests on their way as they would.
+            "enable.idempotence": False,
+            "max.in.flight.requests.per.connection": _REQUESTS_IN_FLIGHT,
+        }
+    )
 
     def arrived(error: object, _: object) -> None:
         if error is not None:

@@ -6,15 +6,19 @@ own ``/healthz``, but its committed offsets stand still while there is something
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from bus.settings import KafkaSettings
 
 _TIMEOUT_S = 4.0
+_C = TypeVar("_C")
 STALLED_S = 30.0
 PARTITION_STALLED_S = 120.0
 """One partition may wait for its turn behind the backlog of others."""
@@ -33,14 +37,19 @@ class Group:
 
 
 class Groups:
-    """Asks the broker. Calls block for up to four seconds: not for an event loop.
+    """Asks the broker. Calls block for up to four seconds a request: not for an event loop.
+
+    Only librdkafka's older, synchronous requests are used: its admin requests were seen to abort the
+    process (an assertion on ``eonce->refcnt``) when the broker is killed while one is under way, and
+    a supervisor that dies takes everything with it.
 
     All methods raise ``confluent_kafka.KafkaException`` where the broker does not answer.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
-        self._admin = AdminClient(kafka.client("evertick-up"))
+        self._admin = _kept(AdminClient(kafka.client("evertick-up")))
+        self._readers: dict[str, Consumer] = {}
 
     def answers(self) -> bool:
         """Whether the broker answers a metadata request."""
@@ -49,46 +58,67 @@ class Groups:
     def describe(self, group: str) -> Group:
         """Who is in a group (name without the prefix)."""
         name = self._kafka.prefix + group
-        asked = self._admin.describe_consumer_groups([name], request_timeout=_TIMEOUT_S)
-        found = asked[name].result(_TIMEOUT_S)
-        return Group(
-            found.state == ConsumerGroupState.STABLE,
-            frozenset(member.member_id for member in found.members),
-            frozenset(
-                (place.topic, place.partition)
-                for member in found.members
-                for place in member.assignment.topic_partitions
-            ),
-        )
+        for found in self._admin.list_groups(name, timeout=_TIMEOUT_S):
+            if found.id == name:
+                return Group(
+                    found.state == "Stable",
+                    frozenset(member.id for member in found.members),
+                    frozenset(
+                        place for member in found.members for place in assigned(member.assignment)
+                    ),
+                )
+        return Group(False, frozenset(), frozenset())
 
     def offsets(self, group: str, places: frozenset[Place]) -> dict[Place, tuple[int, int]]:
         """For each place, where the group goes on, and the end of the partition."""
-        if not places:
-            return {}
+        reader = self._reader(group)
+        found: dict[Place, tuple[int, int]] = {}
         partitions = [TopicPartition(*place) for place in sorted(places)]
-        ask = ConsumerGroupTopicPartitions(self._kafka.prefix + group, partitions)
-        [answer] = self._admin.list_consumer_group_offsets(
-            [ask], request_timeout=_TIMEOUT_S
-        ).values()
-        committed = {
-            (tp.topic, tp.partition): tp.offset for tp in answer.result(_TIMEOUT_S).topic_partitions
-        }
-        ends = self._listed(places, OffsetSpec.latest())
-        fresh = frozenset(place for place in places if committed.get(place, -1) < 0)
-        starts = self._listed(fresh, OffsetSpec.earliest()) if fresh else {}
-        return {
-            place: (starts[place] if place in starts else committed[place], ends[place])
-            for place in places
-        }
+        for place in reader.committed(partitions, timeout=_TIMEOUT_S) if partitions else []:
+            low, high = reader.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+            start = place.offset if place.offset >= 0 else low
+            found[place.topic, place.partition] = (start, high)
+        return found
 
-    def _listed(self, places: frozenset[Place], spec: OffsetSpec) -> dict[Place, int]:
-        asked = self._admin.list_offsets(
-            {TopicPartition(*place): spec for place in places}, request_timeout=_TIMEOUT_S
-        )
-        return {
-            (tp.topic, tp.partition): future.result(_TIMEOUT_S).offset
-            for tp, future in asked.items()
-        }
+    def _reader(self, group: str) -> Consumer:
+        """A client that may ask for the offsets of a group; it never joins."""
+        if group not in self._readers:
+            self._readers[group] = _kept(
+                Consumer(
+                    {
+                        **self._kafka.client("evertick-up"),
+                        "group.id": self._kafka.prefix + group,
+                        "enable.auto.commit": False,
+                    }
+                )
+            )
+        return self._readers[group]
+
+
+def _kept(client: _C) -> _C:
+    """A client that is never destroyed: librdkafka was seen to wait for ever in its destructor for
+    the thread of a broker that had been killed, and the process with it."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+    return client
+
+
+def assigned(assignment: bytes) -> list[Place]:
+    """What a member's assignment holds, in Kafka's consumer protocol (``ConsumerProtocolAssignment``:
+    version, then an array of a topic and an array of its partitions). Empty where there is none."""
+    if len(assignment) < 6:
+        return []
+    (topics,) = struct.unpack_from(">i", assignment, 2)
+    at = 6
+    places = []
+    for _ in range(topics):
+        (length,) = struct.unpack_from(">h", assignment, at)
+        topic = assignment[at + 2 : at + 2 + length].decode()
+        at += 2 + length
+        (count,) = struct.unpack_from(">i", assignment, at)
+        partitions = struct.unpack_from(f">{count}i", assignment, at + 4)
+        at += 4 + 4 * count
+        places += [(topic, partition) for partition in partitions]
+    return places
 
 
 @dataclass(slots=True)
@@ -118,24 +148,24 @@ class Progress:
         if not members:
             gone_s = now_s - self._joined_s
             return f"has left its group for {gone_s:.0f} s" if gone_s >= STALLED_S else None
-        moved = self._moved_s is None
+        moved = False
         waiting: dict[Place, float] = {}
         seen: dict[Place, tuple[int, float]] = {}
         for place, (at, end) in offsets.items():
             before = self._seen.get(place)
             if before is None or before[0] != at or at >= end:
-                moved = moved or (before is not None and before[0] != at)
+                moved |= before is not None and before[0] != at
                 seen[place] = (at, now_s)
             else:
                 seen[place] = before
                 waiting[place] = now_s - before[1]
         self._seen = seen
-        if moved or not waiting:
+        if moved or not waiting or self._moved_s is None:
             self._moved_s = now_s
         if not waiting:
             return None
         worst = max(waiting, key=lambda place: waiting[place])
-        still_s = min(waiting[worst], now_s - (self._moved_s or now_s))
+        still_s = min(waiting[worst], now_s - self._moved_s)
         if still_s >= STALLED_S or waiting[worst] >= PARTITION_STALLED_S:
             lag = sum(end - at for at, end in (offsets[place] for place in waiting))
             return (

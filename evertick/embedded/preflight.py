@@ -11,9 +11,8 @@ import shutil
 import socket
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from bus.settings import Settings, SettingsError
+from bus.settings import ClickHouseSettings, KafkaSettings, Settings, SettingsError
 from evertick.embedded import folder
 
 MEMORY_MIN_BYTES = 1536 << 20
@@ -83,7 +82,7 @@ def own_addresses(settings: Settings) -> None:
             "name one IPv4 address of this host"
         )
     kafka = settings.kafka
-    if "bootstrap" in kafka.model_fields_set and kafka.bootstrap != bootstrap(settings):
+    if kafka.bootstrap not in (KafkaSettings().bootstrap, bootstrap(settings)):
         raise SettingsError(
             f"setting kafka.bootstrap: evertick up runs a Kafka of its own at "
             f"{bootstrap(settings)} and does not use {kafka.bootstrap}; remove the setting, "
@@ -96,11 +95,8 @@ def own_addresses(settings: Settings) -> None:
         )
     if kafka.replication != 1:
         raise SettingsError("setting kafka.replication: evertick up runs one broker; set it to 1")
-    named = urlsplit(settings.clickhouse.url)
-    if "url" in settings.clickhouse.model_fields_set and (
-        named.scheme,
-        named.netloc,
-    ) != ("http", f"{host}:{settings.embedded.clickhouse_port}"):
+    own_urls = (ClickHouseSettings().url, clickhouse_url(settings))
+    if settings.clickhouse.url.rstrip("/") not in own_urls:
         raise SettingsError(
             f"setting clickhouse.url: evertick up runs an engine of its own at "
             f"{clickhouse_url(settings)} and does not use {settings.clickhouse.url}; remove the "

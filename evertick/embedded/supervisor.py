@@ -216,7 +216,7 @@ class Supervisor:
                 self._folder.ended(part.name)
                 if state.ready_after_s is None and process.status == _REFUSED:
                     raise SettingsError(process.last_words())
-                if process.tail and "exited" in reason:
+                if process.tail and "status" in reason:  # nobody speaks before a SIGKILL
                     reason += f", last words: {process.last_words().splitlines()[-1]}"
             deaths = 1 if time.monotonic() - started_s >= LONG_LIFE_S else deaths + 1
             if state.ready_after_s is None and deaths >= _ATTEMPTS_TO_START:

@@ -52,6 +52,10 @@ class Stack:
         self.pids = {part["name"]: part["pid"] for part in json.loads(self.up.printed())["parts"]}
 
     def close(self) -> None:
+        """End it; what it and its parts said is shown where the test failed."""
+        for log in [*self.sandbox.folder.glob("*.log"), *(self.settings.data_dir / "logs").glob("*.log")]:
+            lines = log.read_text(errors="replace").splitlines()[-40:]
+            print(f"--- {log.name}", *lines, sep="\n")
         self._stack.close()
 
     def cables(self, names: list[str]) -> dict[str, str]:
@@ -112,18 +116,12 @@ class Stack:
     def _pid(self, part: str) -> int:
         from lab.processes import tree
 
-        marks = {
-            "kafka": "kafka.Kafka",
-            "clickhouse": "history serve",
-            "history": "history write",
-            "stream": " stream",
-            "remediate": " remediate",
-            "agent": " agent",
-        }
+        mark = {"history": "history write", "clickhouse": "history serve"}.get(part, f" {part}")
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             for pid, line in tree(self.up.pid).items():
-                if pid != self.up.pid and (marks[part] in line or line.endswith(marks[part])):
+                words = line.strip()
+                if words.endswith(mark) or (part == "kafka" and "kafka.Kafka" in words):
                     return pid
             time.sleep(0.1)
         raise AssertionError(f"no process of {part}: {tree(self.up.pid)}")
