@@ -156,14 +156,15 @@ class Consumer:
             self._publisher.publish(*dead)
         return records
 
-    def put_aside(self, message: Message, reason: str) -> None:
-        """Send a message that this reader cannot use to ``deadletter``; it is there on return.
+    def put_aside(self, *refused: tuple[Message, str]) -> None:
+        """Send messages that this reader cannot use, each with the reason, to ``deadletter``; they
+        are there on return.
 
         Raises:
-            Undelivered: it could not be sent.
+            Undelivered: one could not be sent.
         """
-        _log.warning("a message was put aside", group=self._group, reason=reason)
-        self._publisher.publish(_letter(self._kafka, self._group, message, reason))
+        letters = [_letter(self._kafka, self._group, message, why) for message, why in refused]
+        self._publisher.publish(*letters)
 
     def commit(self, offsets: dict[tuple[str, int], int]) -> None:
         """Commit, for each (topic, partition), the offset to go on from. Waits for the broker.

@@ -1,13 +1,15 @@
 """Which event becomes which row of which table. Pure.
 
-Batches are appended column by column, as they came; events become one row with the columns that
-queries filter by, and the whole as a JSON ``document`` where they are told as a story.
+Batches are appended column by column, as they came. An event becomes one row of the columns that
+queries filter by: each takes the event's field of its name, or for a time that of its name with
+``_ns``; where events are told as a story, ``document`` is the whole as JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from enum import StrEnum
+from typing import Any
 
 from schemas.action import Action, Outcome
 from schemas.agent import TelemetryDropped
@@ -21,11 +23,9 @@ from schemas.registry import encode
 from schemas.signal import Signal
 
 Row = dict[str, Any]
-_E = TypeVar("_E", bound=Event)
 
 _HEAD_BYTES = 512
 
-_tables: dict[type[Event], tuple[str, Callable[[Any], Row]]] = {}
 _batches: dict[type[Batch], str] = {
     TcpFlows: "tcp_flows",
     InterfaceCounters: "interface_counters",
@@ -84,11 +84,11 @@ class Blocks:
                 block.add_batch(event, with_interval=table == "tcp_flows")
                 self.rows += len(event.columns)
             return
-        kept = _tables.get(type(event))
-        if kept is None and isinstance(event, InventoryItem):
-            kept = ("inventory", _inventory)
+        kept = _INVENTORY if isinstance(event, InventoryItem) else _TABLES.get(type(event))
         if kept is not None:
-            self.by_table.setdefault(kept[0], Block()).add_row(kept[1](event))
+            table, columns = kept
+            row = {column: _value(event, column) for column in columns}
+            self.by_table.setdefault(table, Block()).add_row(row)
             self.rows += 1
 
     def forget_subject(self, subject: str, at_ns: int) -> None:
@@ -98,177 +98,78 @@ class Blocks:
         self.rows += 1
 
 
-def _row(model: type[_E], table: str) -> Callable[[Callable[[_E], Row]], Callable[[_E], Row]]:
-    def register(make: Callable[[_E], Row]) -> Callable[[_E], Row]:
-        _tables[model] = (table, make)
-        return make
+_TABLES: dict[type[Event], tuple[str, tuple[str, ...]]] = {
+    LinkTransition: (
+        "link_transitions",
+        (
+            *("at", "id", "node", "zone", "subject", "carrier", "admin_up", "present", "physical"),
+            *("since", "carrier_losses", "unseen", "speed_mbps", "mtu_bytes", "clock_error_ns"),
+        ),
+    ),
+    KernelReport: (
+        "kernel_reports",
+        (
+            *("at", "id", "node", "zone", "subject", "category", "code", "subcode", "pci_address"),
+            *("pid", "process", "correctable", "message", "count", "first", "boot_id"),
+            "clock_error_ns",
+        ),
+    ),
+    TelemetryDropped: (
+        "telemetry_dropped",
+        ("at", "id", "node", "zone", "messages", "message_bytes", "from"),
+    ),
+    Signal: (
+        "signals",
+        (
+            *("at", "id", "zone", "episode", "kind", "subject", "phase", "raised", "detector"),
+            *("detector_version", "severity", "summary", "document"),
+        ),
+    ),
+    Incident: (
+        "incident_revisions",
+        (
+            *("at", "id", "zone", "incident", "revision", "state", "kind", "subject", "severity"),
+            *("summary", "confidence", "opened", "mitigated", "resolved", "reopened", "jobs"),
+            *("gpus", "cost_gpu_s", "document"),
+        ),
+    ),
+    Action: (
+        "actions",
+        (
+            *("at", "id", "zone", "incident", "incident_revision", "remedy", "purpose", "mode"),
+            *("dry_run", "target", "subject", "reason", "document"),
+        ),
+    ),
+    Outcome: (
+        "outcomes",
+        (
+            *("at", "id", "zone", "action", "incident", "remedy", "purpose", "target", "status"),
+            *("detail", "attempts", "started", "document"),
+        ),
+    ),
+    DeadLetter: (
+        "deadletters",
+        (
+            *("at", "id", "topic", "partition", "offset", "reader", "reason", "original_bytes"),
+            "head",
+        ),
+    ),
+}
+_INVENTORY = ("inventory", ("at", "subject", "schema", "gone", "document"))
 
-    return register
-
-
-def _document(event: Event) -> str:
-    return encode(event).decode()
-
-
-@_row(LinkTransition, "link_transitions")
-def _link_transition(event: LinkTransition) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "node": event.node,
-        "zone": event.zone,
-        "subject": event.subject,
-        "carrier": event.carrier,
-        "admin_up": event.admin_up,
-        "present": event.present,
-        "physical": event.physical,
-        "since": event.since_ns,
-        "carrier_losses": event.carrier_losses,
-        "unseen": event.unseen,
-        "speed_mbps": event.speed_mbps,
-        "mtu_bytes": event.mtu_bytes,
-        "clock_error_ns": event.clock_error_ns,
-    }
-
-
-@_row(KernelReport, "kernel_reports")
-def _kernel_report(event: KernelReport) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "node": event.node,
-        "zone": event.zone,
-        "subject": event.subject,
-        "category": str(event.category),
-        "code": event.code,
-        "subcode": event.subcode,
-        "pci_address": event.pci_address,
-        "pid": event.pid,
-        "process": event.process,
-        "correctable": event.correctable,
-        "message": event.message,
-        "count": event.count,
-        "first": event.first_ns,
-        "boot_id": event.boot_id,
-        "clock_error_ns": event.clock_error_ns,
-    }
-
-
-@_row(TelemetryDropped, "telemetry_dropped")
-def _telemetry_dropped(event: TelemetryDropped) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "node": event.node,
-        "zone": event.zone,
-        "messages": event.messages,
-        "message_bytes": event.message_bytes,
-        "from": event.from_ns,
-    }
-
-
-@_row(Signal, "signals")
-def _signal(event: Signal) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "zone": event.zone,
-        "episode": event.episode,
-        "kind": event.kind,
-        "subject": event.subject,
-        "phase": str(event.phase),
-        "raised": event.raised_ns,
-        "detector": event.detector,
-        "detector_version": event.detector_version,
-        "severity": str(event.severity),
-        "summary": event.summary,
-        "document": _document(event),
-    }
+_DERIVED: dict[str, Callable[[Any], Any]] = {
+    "document": lambda event: encode(event).decode(),
+    "schema": lambda event: event.schema_name,
+    "gone": lambda event: False,
+    "head": lambda event: event.original_base64[:_HEAD_BYTES],
+    "jobs": lambda event: event.victims.jobs,
+    "gpus": lambda event: event.victims.gpus,
+}
 
 
-@_row(Incident, "incident_revisions")
-def _incident(event: Incident) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "zone": event.zone,
-        "incident": event.incident,
-        "revision": event.revision,
-        "state": str(event.state),
-        "kind": event.kind,
-        "subject": event.subject,
-        "severity": str(event.severity),
-        "summary": event.summary,
-        "confidence": event.confidence,
-        "opened": event.opened_ns,
-        "mitigated": event.mitigated_ns,
-        "resolved": event.resolved_ns,
-        "reopened": event.reopened,
-        "jobs": event.victims.jobs,
-        "gpus": event.victims.gpus,
-        "cost_gpu_s": event.cost_gpu_s,
-        "document": _document(event),
-    }
-
-
-@_row(Action, "actions")
-def _action(event: Action) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "zone": event.zone,
-        "incident": event.incident,
-        "incident_revision": event.incident_revision,
-        "remedy": event.remedy,
-        "purpose": event.purpose,
-        "mode": str(event.mode),
-        "dry_run": event.dry_run,
-        "target": event.target,
-        "subject": event.subject,
-        "reason": event.reason,
-        "document": _document(event),
-    }
-
-
-@_row(Outcome, "outcomes")
-def _outcome(event: Outcome) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "zone": event.zone,
-        "action": event.action,
-        "incident": event.incident,
-        "remedy": event.remedy,
-        "purpose": event.purpose,
-        "target": event.target,
-        "status": str(event.status),
-        "detail": event.detail,
-        "attempts": event.attempts,
-        "started": event.started_ns,
-        "document": _document(event),
-    }
-
-
-@_row(DeadLetter, "deadletters")
-def _dead_letter(event: DeadLetter) -> Row:
-    return {
-        "at": event.at_ns,
-        "id": event.id,
-        "topic": event.topic,
-        "partition": event.partition,
-        "offset": event.offset,
-        "reader": event.reader,
-        "reason": event.reason,
-        "original_bytes": event.original_bytes,
-        "head": event.original_base64[:_HEAD_BYTES],
-    }
-
-
-def _inventory(event: InventoryItem) -> Row:
-    return {
-        "at": event.at_ns,
-        "subject": event.subject,
-        "schema": event.schema_name,
-        "gone": False,
-        "document": _document(event),
-    }
+def _value(event: Event, column: str) -> Any:
+    if column in _DERIVED:
+        return _DERIVED[column](event)
+    fields = event.__dict__
+    value = fields[column] if column in fields else fields[f"{column}_ns"]
+    return str(value) if isinstance(value, StrEnum) else value

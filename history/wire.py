@@ -174,6 +174,20 @@ def split_insert(text: bytes) -> Insert | None:
     return None
 
 
+def from_infile(statement: str, path: str) -> str:
+    """An INSERT without its FORMAT, reading from a file: that clause stands before any SETTINGS."""
+    text, depth = statement.encode(), 0
+    end = len(text)
+    for token in _TOKEN.finditer(text):
+        word = token.group().upper()
+        depth += (word == b"(") - (word == b")")
+        if word == b"SETTINGS" and depth == 0:
+            end = token.start()
+            break
+    head, tail = text[:end].decode(), text[end:].decode()
+    return f"{head.rstrip()}\nFROM INFILE '{path}' {tail}".rstrip()
+
+
 def gather(pieces: Iterator[bytes], query: str) -> tuple[str, Insert | None]:
     """Reads from `pieces` the statement that `query` (from the URL) begins or leaves out.
 

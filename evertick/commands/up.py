@@ -186,7 +186,7 @@ def _tell(stack: Supervisor, chosen: Settings, took_s: float, as_json: bool) -> 
     bound = chosen.embedded.data_max_bytes / (1 << 30)
     terminal.print(text(f"Data  {folder} (at most {bound:.1f} GiB; logs in {folder / LOGS})"))
     for label, command in zip(("Try   ", "      "), _commands(chosen), strict=True):
-        terminal.print(text(label + command))
+        terminal.print(text(label + command), soft_wrap=True)  # to be copied whole
     terminal.print(text(f"Stop  Ctrl-C, or: kill {os.getpid()}"))
 
 

@@ -29,7 +29,8 @@ from evertick.embedded.process import Process
 PAUSE_MIN_S, PAUSE_MAX_S, LONG_LIFE_S = 0.5, 30.0, 60.0
 _ATTEMPTS_TO_START = 5
 _LATE_ANSWERS = 3
-_CLIENTS_END_S, _SERVERS_END_S = 2.5, 1.3
+_CLIENTS_END_S, _SERVERS_END_S = 2.5, 3.8
+"""Seconds after the order to stop at which those are killed that have not ended."""
 _KILLED_S = 0.7
 _REFUSED = 2
 """Exit status of a part whose settings do not fit: starting it again would not help."""
@@ -291,15 +292,16 @@ class Supervisor:
             ([part.name for part in self.parts if part.name not in needed], _CLIENTS_END_S),
             ([part.name for part in self.parts if part.name in needed], _SERVERS_END_S),
         )
-        for names, within_s in waves:
+        began_s = time.monotonic()
+        for names, until_s in waves:
             processes = [p for name in names if (p := self.states[name].process) is not None]
             for process in processes:
                 process.terminate()
-            await _exits(processes, within_s)
+            await _exits(processes, began_s + until_s - time.monotonic())
             for name in names:
                 state = self.states[name]
                 if state.process is not None and not state.process.exited.is_set():
-                    self._events.say(name, f"did not end within {within_s} s: killed", "warning")
+                    self._events.say(name, "did not end in time: killed", "warning")
                     state.process.kill()
         await _exits(self._processes(), _KILLED_S)
         for process in self._processes():

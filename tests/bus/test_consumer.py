@@ -24,7 +24,9 @@ def produce_raw(kafka: KafkaSettings, topic: str, *values: bytes | None) -> None
     assert client.flush(30) == 0
 
 
-def consume(kafka: KafkaSettings, until: int, group: str = "g", commit: bool = True) -> list[Record]:
+def consume(
+    kafka: KafkaSettings, until: int, group: str = "g", commit: bool = True
+) -> list[Record]:
     consumer = Consumer(kafka, group, ["telemetry.packet"])
     got: list[Record] = []
 
@@ -105,10 +107,40 @@ def test_same_place_same_dead_letter(kafka: KafkaSettings) -> None:
     assert len(letters) == 2
     assert letters[0] is not None
     assert letters[1] is not None
-    assert letters[0].id == letters[1].id == content_id("deadletter", "g", "telemetry.packet",
-                                                        _partition(letters[0]), 0)
+    assert (
+        letters[0].id
+        == letters[1].id
+        == content_id("deadletter", "g", "telemetry.packet", _partition(letters[0]), 0)
+    )
 
 
 def _partition(letter: object) -> int:
     assert isinstance(letter, DeadLetter)
     return letter.partition
+
+
+def test_an_event_from_the_future_is_put_aside(kafka: KafkaSettings) -> None:
+    """Whoever takes it for the newest would take all that follows for old."""
+    topics.ensure(kafka)
+    week_ns = 7 * 86_400 * 10**9
+    ahead = transition(1).model_copy(update={"at_ns": transition(1).at_ns + week_ns})
+    Publisher(kafka, "t").publish(ahead, transition(2))
+    assert [r.event for r in consume(kafka, 1)] == [transition(2)]
+    (letter,) = [r.event for r in read_all(kafka, ["deadletter"], "test")]
+    assert isinstance(letter, DeadLetter)
+    assert "7.0 days ahead of when it was sent" in letter.reason
+
+
+def test_the_dead_letter_of_the_largest_message_fits_its_topic(kafka: KafkaSettings) -> None:
+    topics.ensure(kafka)
+    client = KafkaProducer(client_config(kafka, "raw"))
+    name = topics.name_on_broker(kafka, "deadletter")
+    client.produce(name, b"v" * (8 << 20), b"k" * (3 << 20))
+    assert client.flush(30) == 0
+    consumer = Consumer(kafka, "g", ["deadletter"])
+    letters: list[Record] = []
+    consumer.run(letters.extend, stopped=lambda: bool(letters))
+    consumer.close()
+    assert isinstance(letters[0].event, DeadLetter)
+    assert letters[0].event.original_bytes == 8 << 20
+    assert base64.b64decode(letters[0].event.key_base64) == b"k" * (16 << 10)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from bus import topics
 from bus.consumer import client_config, readable
@@ -122,6 +123,7 @@ def parts(
     kafka: KafkaSettings, clickhouse: ClickHouseSettings, receiver: HttpReceiver, tmp_path: Path
 ) -> Iterator[list[Part]]:
     topics.ensure(kafka)
+    keep_everything(kafka)
     flags = [
         f"kafka.bootstrap={kafka.bootstrap}",
         f"kafka.prefix={kafka.prefix}",
@@ -200,6 +202,25 @@ def produce(kafka: KafkaSettings, count: int) -> dict[Place, tuple[Mutant, int]]
         send(mutant)
     assert client.flush(120) == 0
     return sent
+
+
+def keep_everything(kafka: KafkaSettings) -> None:
+    """The broker is one of bounded disk: it may delete before it is read what a newer message
+    replaces, and what is beyond the bound. Here all of it is to be read and looked at."""
+    admin = AdminClient(kafka.client("fuzz"))
+    keep = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in (("min.compaction.lag.ms", "7200000"), ("retention.bytes", "-1"))
+    ]
+    names = [topics.name_on_broker(kafka, topic) for topic in TOPICS]
+    futures = admin.incremental_alter_configs(
+        [
+            ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=keep)
+            for name in names
+        ]
+    )
+    for future in futures.values():
+        future.result(15)
 
 
 def fault(kafka: KafkaSettings, node: str) -> None:

@@ -144,7 +144,7 @@ def test_a_part_that_does_not_answer_is_replaced_also_if_it_ignores_sigterm(tmp_
 
     log = supervise(tmp_path, [part("one", DEAF, answers=answer)], scenario)
     assert "one: has not answered for" in log
-    assert "one: did not end within" in log
+    assert "one: did not end in time" in log
 
 
 def test_a_part_that_stands_still_is_replaced_but_not_while_its_need_is_away(

@@ -18,7 +18,7 @@ import clickhouse_connect
 import lz4.frame
 import pytest
 from clickhouse_connect.driver.client import Client
-from clickhouse_connect.driver.exceptions import ClickHouseError
+from clickhouse_connect.driver.exceptions import ClickHouseError, DatabaseError
 from clickhouse_connect.driver.external import ExternalData
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,6 +184,23 @@ def test_error_in_the_middle_of_a_result_reaches_the_client(server: Server) -> N
         _ = client.query("SELECT throwIf(number = 1500000) FROM numbers(3000000)").result_rows
     with pytest.raises(http.client.IncompleteRead):
         server.http("POST", "/", b"SELECT throwIf(number = 1500000) FROM numbers(3000000)")
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"), [([1, 7], 469), (list(range(1000, 1200)), 252)], ids=["check", "partitions"]
+)
+def test_an_insert_that_the_table_refuses_is_an_error(
+    client: Client, rows: list[int], code: int
+) -> None:
+    client.command(
+        "CREATE TABLE refusing (a UInt64, CONSTRAINT odd CHECK a != 7) ENGINE = MergeTree"
+        " PARTITION BY a ORDER BY a"
+    )
+    with pytest.raises(DatabaseError) as caught:
+        client.insert("refusing", [rows], column_names=["a"], column_oriented=True)
+    assert caught.value.code == code
+    assert client.query("SELECT count() FROM refusing").result_rows == [(0,)]
+    client.command("DROP TABLE refusing")
 
 
 def test_a_million_rows_are_all_stored(client: Client) -> None:
@@ -417,6 +434,22 @@ def test_split_insert(text: bytes, expected: object) -> None:
         assert got is not None
         assert got.statement + "FORMAT " + got.format == text.rsplit(b"\n", 2)[0].decode().strip()
         assert got.data in (b"\n\x00", b"\n")
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("INSERT INTO t", "INSERT INTO t\nFROM INFILE '/f'"),
+        ("INSERT INTO t -- x\n", "INSERT INTO t -- x\nFROM INFILE '/f'"),
+        ("INSERT INTO t (settings)", "INSERT INTO t (settings)\nFROM INFILE '/f'"),
+        (
+            "INSERT INTO `settings` SETTINGS a=1",
+            "INSERT INTO `settings`\nFROM INFILE '/f' SETTINGS a=1",
+        ),
+    ],
+)
+def test_from_infile(statement: str, expected: str) -> None:
+    assert wire.from_infile(statement, "/f") == expected
 
 
 def test_concurrent_clients(server: Server) -> None:

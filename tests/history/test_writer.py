@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import TopicPartition
 
 from bus import topics
+from bus.consumer import read_all
 from bus.producer import Publisher
 from bus.settings import ClickHouseSettings, KafkaSettings, Settings, load
 from history.client import connect
@@ -23,8 +25,10 @@ from history.migrate import migrate, migrations
 from history.queries import QUERIES, ask
 from history.retention import Retention
 from history.writer import GROUP, HistorySettings, Writer
+from schemas.deadletter import DeadLetter
 from schemas.event import Event
 from schemas.identity import content_id
+from schemas.registry import encode
 from tests.bus.test_producer import NOW_NS, flows, transition
 from tests.conftest import HistoryServer, eventually
 
@@ -132,7 +136,9 @@ def test_kill_9_at_any_moment_doubles_and_loses_nothing(settings: Settings) -> N
         stop.set()
         thread.join()
     process = Process(settings, "history.flush_s=0.1")
-    eventually(lambda: _there(settings.clickhouse, "tcp_flows", sent * 100), 90, f"{sent * 100} rows")
+    eventually(
+        lambda: _there(settings.clickhouse, "tcp_flows", sent * 100), 90, f"{sent * 100} rows"
+    )
     eventually(
         lambda: _there(settings.clickhouse, "link_transitions", sent // 20), 30, "all transitions"
     )
@@ -204,6 +210,63 @@ def test_waits_while_clickhouse_is_away(kafka: KafkaSettings, own_history: Histo
     assert count(settings.clickhouse, "tcp_flows") == 1000
 
 
+def write(settings: Settings, done: Callable[[], bool]) -> None:
+    """Run a writer in this process until something holds."""
+    client = connect(settings.clickhouse)
+    writer = Writer(settings, HistorySettings(flush_s=0.05), client)
+    never = threading.Event()
+    eventually(lambda: (writer.step(never), done())[1], 60)
+    writer.close(never)
+    client.close()
+
+
+def dead_letters(kafka: KafkaSettings) -> list[DeadLetter]:
+    events = [record.event for record in read_all(kafka, ["deadletter"], "t")]
+    return [event for event in events if isinstance(event, DeadLetter)]
+
+
+def test_what_clickhouse_refuses_costs_only_itself(settings: Settings) -> None:
+    migrate(settings.clickhouse)
+    client = connect(settings.clickhouse)
+    client.command("ALTER TABLE link_transitions ADD CONSTRAINT odd CHECK carrier_losses != 7")
+    client.close()
+    Publisher(settings.kafka, "t").publish(*(transition(i) for i in range(20)), flows(0))
+    write(settings, lambda: count(settings.clickhouse, "link_transitions") == 19)
+    assert count(settings.clickhouse, "tcp_flows") == 100
+    assert _committed(settings.kafka) == {21}
+    (letter,) = dead_letters(settings.kafka)
+    assert letter.reason.startswith("table link_transitions: ")
+    assert "odd" in letter.reason
+    assert base64.b64decode(letter.original_base64) == encode(transition(7))
+
+
+def test_samples_of_many_hours_fit_one_block(settings: Settings) -> None:
+    """ClickHouse refuses a block of more than 100 partitions, unless told otherwise."""
+    migrate(settings.clickhouse)
+    hour_ns = 3600 * 10**9
+    sent = [
+        flows(i, rows=1).model_copy(
+            update={"at_ns": NOW_NS - i * hour_ns, "from_ns": NOW_NS - i * hour_ns - 1}
+        )
+        for i in range(250)
+    ]
+    Publisher(settings.kafka, "t").publish(*sent)
+    write(settings, lambda: count(settings.clickhouse, "tcp_flows") == 250)
+    assert dead_letters(settings.kafka) == []
+
+
+def test_what_was_too_old_when_it_was_sent_is_put_aside(settings: Settings) -> None:
+    migrate(settings.clickhouse)
+    day_ns = 86_400 * 10**9
+    old = flows(1, rows=1).model_copy(
+        update={"at_ns": NOW_NS - 30 * day_ns, "from_ns": NOW_NS - 30 * day_ns - 1}
+    )
+    Publisher(settings.kafka, "t").publish(old, flows(2, rows=1))
+    write(settings, lambda: count(settings.clickhouse, "tcp_flows") == 1)
+    (letter,) = dead_letters(settings.kafka)
+    assert "30.0 days before it was sent; the history keeps 14 days" in letter.reason
+
+
 def test_migrations_are_numbered_without_gaps_and_run_once(clickhouse: ClickHouseSettings) -> None:
     assert [m.number for m in migrations()] == list(range(1, len(migrations()) + 1))
     assert migrate(clickhouse) == [m.name for m in migrations()]
@@ -244,9 +307,9 @@ def test_the_oldest_hours_go_when_the_bound_is_reached(settings: Settings) -> No
     ).result_rows[0][0]
     retention = Retention(client, samples_days=7, events_days=30, max_bytes=int(size * 0.6))
     assert retention.fit() >= 2
-    assert client.query("SELECT max(at) > now64(9) - toIntervalHour(1) FROM tcp_flows").result_rows == [
-        (True,)
-    ]
+    assert client.query(
+        "SELECT max(at) > now64(9) - toIntervalHour(1) FROM tcp_flows"
+    ).result_rows == [(True,)]
     Retention(client, samples_days=9, events_days=30, max_bytes=0)
     assert "toIntervalDay(9)" in str(client.command("SHOW CREATE TABLE tcp_flows"))
     client.close()

@@ -148,6 +148,25 @@ def test_state_that_cannot_be_taken_up_is_told_and_the_detector_starts_anew() ->
     assert fleet.observe(0, _transition("a")) == []
 
 
+def test_state_beyond_64_bits_is_kept() -> None:
+    """A sum of counts may be longer than a count."""
+    fleet = _fleet("test_counting")
+    fleet.restore(0, {"default/a/test_counting": b'{"seen":%d}' % 2**70})
+    fleet.observe(0, _transition("a"))
+    (change,) = fleet.changes()
+    assert change.value == b'{"seen":%d}' % (2**70 + 1)
+    assert fleet.faults == []
+
+
+def test_state_that_cannot_be_stored_is_told_and_the_rest_is_stored() -> None:
+    fleet = _fleet("test_counting")
+    for node in ("a", "b"):
+        fleet.observe(0, _transition(node))
+    next(iter(fleet._changed.values()))[1].seen = object()  # type: ignore[attr-defined]
+    assert [change.key for change in fleet.changes()] == ["default/b/test_counting"]
+    assert len(fleet.faults) == 1
+
+
 def test_settings_of_a_detector_that_is_not_there_are_refused() -> None:
     with pytest.raises(SettingsError, match="did you mean test_counting"):
         Fleet(_CLASSES, {"test_countng": {}})
