@@ -202,7 +202,7 @@ def _changes(before: Incident | None, now: Incident) -> list[str]:
     told += _new_victims(before, now)
     advice = now.recommendation
     if advice is not None and (before is None or advice != before.recommendation):
-        told.append(f"recommended: {advice.remedy}, {advice.advice}")
+        told.append(f"recommended: {wording.recommended(advice)}")
     return told
 
 

@@ -9,7 +9,7 @@ from schemas.action import Action, Outcome
 from schemas.agent import TelemetryDropped
 from schemas.deadletter import DeadLetter
 from schemas.event import Batch, Event, Occurrence
-from schemas.incident import Incident
+from schemas.incident import Incident, Recommendation
 from schemas.inventory import InventoryItem, InventoryJob, InventoryLink, InventoryNode
 from schemas.kernel import KernelReport
 from schemas.packet import LinkTransition
@@ -160,3 +160,8 @@ def _(event: Outcome) -> str:
 def _(event: DeadLetter) -> str:
     place = f"{event.topic}[{event.partition}]@{event.offset}"
     return f"{place} {event.original_bytes} bytes, {event.reader}: {event.reason}"
+
+
+def recommended(recommendation: Recommendation) -> str:
+    """The remedy by name, where one is named, and the advice."""
+    return ": ".join(part for part in (recommendation.remedy, recommendation.advice) if part)

@@ -45,9 +45,7 @@ class KafkaServer:
     """One real broker that a test may kill and start again."""
 
     def __init__(self, folder: Path) -> None:
-        self.config = KafkaConfig(
-            data_dir=folder, port=free_port(), controller_port=free_port()
-        )
+        self.config = KafkaConfig(data_dir=folder, port=free_port(), controller_port=free_port())
         self._jars = ensure_jars()
         folder.mkdir(parents=True, exist_ok=True)
         self._log = (folder / "kafka.log").open("ab")
@@ -131,8 +129,15 @@ class HistoryServer:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "history.front", "--path", str(self.folder), "--port",
-             str(self.port)]
+            [
+                sys.executable,
+                "-m",
+                "history.front",
+                "--path",
+                str(self.folder),
+                "--port",
+                str(self.port),
+            ]
         )
         eventually(self._answers, 60, "the history's front to answer")
 
@@ -161,9 +166,7 @@ def history_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History
 
 
 @pytest.fixture
-def clickhouse(
-    history_server: HistoryServer, request: pytest.FixtureRequest
-) -> ClickHouseSettings:
+def clickhouse(history_server: HistoryServer, request: pytest.FixtureRequest) -> ClickHouseSettings:
     """Settings with a database that no other test has."""
     database = f"t{abs(hash(request.node.nodeid)) % 10**9}"
     return ClickHouseSettings(url=history_server.url, database=database)

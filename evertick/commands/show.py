@@ -90,7 +90,7 @@ def _print(incident: Incident, lines: list[Line]) -> None:
 
 def summary(incident: Incident, now_ns: int) -> list[tuple[str, str]]:
     """What is to be said of an incident as a whole, name and words."""
-    from evertick.wording import ago, gpu_time, span, utc
+    from evertick.wording import ago, gpu_time, recommended, span, utc
 
     end_ns = incident.resolved_ns
     lasted = "" if end_ns is None else f", for {span(max(0, end_ns - incident.opened_ns))}"
@@ -110,6 +110,5 @@ def summary(incident: Incident, now_ns: int) -> list[tuple[str, str]]:
     if incident.reopened:
         told.append(("reopened", f"{incident.reopened} times"))
     if incident.recommendation is not None:
-        advice = incident.recommendation
-        told.append(("recommended", f"{advice.remedy}: {advice.advice}"))
+        told.append(("recommended", recommended(incident.recommendation)))
     return told

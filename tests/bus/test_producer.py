@@ -16,7 +16,6 @@ from schemas.identity import content_id, nic, node
 from schemas.packet import LinkTransition, TcpFlowColumns, TcpFlows
 from tests.conftest import KafkaServer, eventually
 
-
 NOW_NS = time.time_ns()
 
 

@@ -53,7 +53,10 @@ class Stack:
 
     def close(self) -> None:
         """End it; what it and its parts said is shown where the test failed."""
-        for log in [*self.sandbox.folder.glob("*.log"), *(self.settings.data_dir / "logs").glob("*.log")]:
+        for log in [
+            *self.sandbox.folder.glob("*.log"),
+            *(self.settings.data_dir / "logs").glob("*.log"),
+        ]:
             lines = log.read_text(errors="replace").splitlines()[-40:]
             print(f"--- {log.name}", *lines, sep="\n")
         self._stack.close()

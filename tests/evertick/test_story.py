@@ -184,7 +184,7 @@ def test_the_whole_of_an_incident_is_told_in_order() -> None:
             "incident",
             10.0,
             "refined: link.down is link.flapping, eth1 flaps; hurts jobs job:llm; "
-            "recommended: notify, check the cable",
+            "recommended: notify: check the cable",
         ),
         ("symptom", 29.0, "link.down cleared"),
         ("incident", 30.0, "mitigated"),

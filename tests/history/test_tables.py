@@ -19,7 +19,9 @@ def table_columns() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for migration in migrations():
         for statement in migration.statements:
-            if created := re.match(r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*?)\n\)", statement, re.S):
+            if created := re.match(
+                r"CREATE TABLE IF NOT EXISTS (\w+)\s*\((.*?)\n\)", statement, re.S
+            ):
                 found[created[1]] = set(re.findall(r"^\s+(\w+) ", created[2], re.M))
     return found
 
