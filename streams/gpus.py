@@ -125,7 +125,7 @@ class GpuXid(Detector):
         if rebooted or event.category == KernelCategory.DRIVER_LOAD:
             why = "the node was restarted" if rebooted else "the NVIDIA driver was loaded anew"
             for key, episode in list(self._episodes.items()):
-                signals.append(self._clear(key, max(episode.last_ns, event.first_ns), why))
+                signals.append(self._clear(key, max(episode.last_ns, _began_ns(event)), why))
         if event.category == KernelCategory.XID and event.code is not None:
             signals.extend(self._xid(event, event.code))
         elif event.category == KernelCategory.SXID and event.code is not None:
@@ -208,7 +208,7 @@ class GpuXid(Detector):
                 code=code,
                 pci_address=event.pci_address or "",
                 began=event.id,
-                raised_ns=event.first_ns,
+                raised_ns=_began_ns(event),
                 last_ns=event.at_ns,
                 clock_error_ns=event.clock_error_ns,
                 verdict=verdict,
@@ -286,6 +286,11 @@ class GpuXid(Detector):
                 "id": content_id(named, phase, at_ns, episode.count, verdict.remedy),
             }
         )
+
+
+def _began_ns(report: KernelReport) -> int:
+    """When the first of its lines was written; none is from after the last."""
+    return min(report.first_ns, report.at_ns)
 
 
 def _key(kind: str, subject: str, code: int, pci_address: str | None) -> str:

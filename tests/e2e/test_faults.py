@@ -10,13 +10,13 @@ import pytest
 
 from schemas.incident import IncidentState
 from tests.conftest import eventually
-from tests.e2e.conftest import Stack
+from tests.e2e.conftest import NEAR, Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def test_fifty_cables_and_one_that_flaps(stack: Stack) -> None:
-    names = [f"ete{number}" for number in range(51)]
+    names = [f"{NEAR}{number}" for number in range(51)]
     subjects = stack.cables(names)
     flapping = names.pop()
     began_ns = time.time_ns()
@@ -75,7 +75,7 @@ def test_fifty_cables_and_one_that_flaps(stack: Stack) -> None:
 def test_two_hundred_faults_while_everything_is_killed(stack: Stack, seed: int) -> None:
     """Kafka, the worker, the writer, the remediator and the agent die in turn, by kill -9."""
     chance = random.Random(seed)
-    names = [f"ete{number}" for number in range(200)]
+    names = [f"{NEAR}{number}" for number in range(200)]
     subjects = stack.cables(names)
     victims = ["kafka", "stream", "history", "remediate", "agent"] * 2
     kills_of_remediate = victims.count("remediate")

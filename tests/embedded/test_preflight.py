@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.settings import Settings, SettingsError, load
+from evertick import extras
 from evertick.embedded import folder, preflight
 
 
@@ -136,7 +137,7 @@ def test_too_little_memory_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "chdb" else object())
+    monkeypatch.setattr(extras, "missing", lambda extra: ["chdb"])
     assert "package chdb" in refused(chosen(tmp_path))
 
 

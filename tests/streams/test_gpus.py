@@ -144,6 +144,14 @@ def test_a_new_boot_clears_before_it_raises():
     assert again.phase is Phase.RAISED and again.episode != raised.episode
 
 
+def test_a_report_that_began_after_it_ended_clears_no_later_than_it_came():
+    gpus = detector()
+    gpus.observe(report(T0, 79))
+    restarted = report(T0 + S, boot_id=BOOT.replace("1", "2"), first_ns=2**63 - 1)
+    [cleared] = gpus.observe(restarted)
+    assert (cleared.phase, cleared.at_ns) == (Phase.CLEARED, T0 + S)
+
+
 def test_report_without_boot_id_says_nothing_of_the_boot():
     gpus = detector()
     gpus.observe(report(T0, 79))
