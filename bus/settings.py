@@ -133,7 +133,7 @@ class EmbeddedSettings(Section):
     kafka_port: Annotated[int, Field(ge=1, le=65535)] = 9092
     kafka_controller_port: Annotated[int, Field(ge=1, le=65535)] = 9093
     clickhouse_port: Annotated[int, Field(ge=1, le=65535)] = 8123
-    data_max_bytes: Annotated[int, Field(ge=2 << 30)] = 5 << 30
+    data_max_bytes: Annotated[int, Field(ge=1 << 30)] = 5 << 30
     """Bound on the data folder, however long the stack runs."""
 
 
