@@ -25,7 +25,12 @@ def configure(settings: Settings, part: str) -> None:
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
         if settings.log_json
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            pad_event_to=0,
+            # The default shows the local variables of every frame, and with them our secrets.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     if settings.log_json:
         shared.append(structlog.processors.format_exc_info)

@@ -18,15 +18,25 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+)
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+from pydantic_settings.exceptions import SettingsError as SourceError
 
 from schemas.event import Zone
 from schemas.identity import NodeName
@@ -97,10 +107,27 @@ class KafkaSettings(Section):
         return config
 
 
+def _reachable(url: str) -> str:
+    """Refuse, without showing it, a URL without a host, or with a password, which would be in every
+    complaint about it."""
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host:
+        raise ValueError("no host and port in it; write http://HOST:8123")
+    if "@" in parts.netloc:
+        raise ValueError("user and password are settings of their own: user, password")
+    return url
+
+
 class ClickHouseSettings(Section):
     """How to reach ClickHouse, or the embedded engine's HTTP front."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")] = "http://127.0.0.1:8123"
+    url: Annotated[str, Field(pattern=r"^https?://"), AfterValidator(_reachable)] = (
+        "http://127.0.0.1:8123"
+    )
     user: str = "default"
     password: SecretStr = SecretStr("")
     database: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")] = "evertick"
@@ -206,7 +233,13 @@ def load(flags: Iterable[str] = (), config: Path | None = None) -> Settings:
         return FromFile(**_flags(flags))
     except ValidationError as error:
         raise SettingsError(_told(error, Settings)) from None
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except SourceError as error:
+        # Its text names the table and shows no value.
+        raise SettingsError(
+            f"environment: {error}; write a whole table as JSON, or each of its settings as "
+            f"{PREFIX}TABLE__NAME=value"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"cannot read settings from {path}: {error}") from None
 
 

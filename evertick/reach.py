@@ -66,15 +66,15 @@ def clickhouse(settings: ClickHouseSettings) -> None:
     Raises:
         SettingsError: nothing does, or the URL has no host.
     """
-    url = urlsplit(settings.url)
     try:
+        url = urlsplit(settings.url)
         place = (url.hostname or "", url.port or (8443 if url.scheme == "https" else 8123))
     except ValueError:
         place = ("", 0)
     if not place[0]:
         raise SettingsError(
             "setting clickhouse.url: no host and port in it; write http://HOST:8123"
-        )
+        ) from None
     reason = _refusal([place])
     if reason:
         raise SettingsError(

@@ -17,10 +17,15 @@ away must not make a notice come twice to another.
 
 from __future__ import annotations
 
+import logging
+import ssl
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import BeforeValidator, Field, SecretStr, model_validator
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
 from bus.settings import Section, SettingsError, Words
 from remediators import notice
@@ -34,6 +39,29 @@ from schemas.signal import Severity
 
 def _addresses(value: Any) -> Any:
     return value.split() if isinstance(value, str) else value
+
+
+def _check_address(address: str) -> None:
+    """Refuse, without showing it, an address that nothing could be sent to."""
+    try:
+        host = parse_url(address).host
+    except HTTPError:
+        host = None
+    if not host:
+        raise ValueError("the url of a webhook has no host and port that can be read")
+
+
+def _check_headers(headers: Mapping[str, SecretStr]) -> None:
+    """Refuse what HTTP cannot carry: a line break, or a letter beyond Latin-1."""
+    for name, value in headers.items():
+        for word in (name, value.get_secret_value()):
+            if any(letter in "\r\n\0" or ord(letter) > 0xFF for letter in word):
+                raise ValueError(
+                    f"header {name!r} holds a line break or a letter beyond Latin-1; HTTP "
+                    "carries neither"
+                )
+        if not name or ":" in name or name != name.strip():
+            raise ValueError(f"{name!r} is no header's name")
 
 
 class Receiver(Section):
@@ -72,6 +100,16 @@ class Receiver(Section):
             address.startswith(("http://", "https://")) for address in addresses
         ):
             raise ValueError("the url of a webhook begins with http:// or https://")
+        if self.kind == "webhook":
+            for address in addresses:
+                _check_address(address)
+            _check_headers(self.headers)
+        if self.ca_file:
+            try:
+                ssl.create_default_context(cafile=self.ca_file)
+            except OSError as error:  # of which SSLError is one
+                reason = error.strerror or str(error)
+                raise ValueError(f"ca_file {self.ca_file}: {reason}") from None
         return self
 
     def addresses(self) -> list[SecretStr]:
@@ -186,7 +224,13 @@ def _apprise(name: str, receiver: Receiver, address: str) -> _Send:
     import apprise  # only where it is used: it costs some 20 MB
 
     service = apprise.Apprise()
-    if not service.add(address):
+    complaints = logging.getLogger("apprise")
+    complaints.disabled = True  # it would show the address
+    try:
+        known = service.add(address)
+    finally:
+        complaints.disabled = False
+    if not known:
         raise SettingsError(
             f"setting remedies.notify.receivers.{name.partition('/')[0]}: apprise does not know this "
             "kind of url; see https://appriseit.com for those it knows"

@@ -23,10 +23,12 @@ import hmac
 import time
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from http.client import HTTPException
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
+from urllib3 import BaseHTTPResponse
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout, make_headers, parse_url
 
@@ -54,7 +56,7 @@ def retry_after_s(value: str | None, now_s: float) -> float:
     else:
         try:
             wait_s = parsedate_to_datetime(value).timestamp() - now_s
-        except ValueError:
+        except (ValueError, OverflowError):
             return 0.0
     return min(max(wait_s, 0.0), _RETRY_AFTER_MAX_S)
 
@@ -116,18 +118,31 @@ class Webhook:
             answer = self._pool.request(
                 "POST", self._url, body=body, headers=headers, preload_content=False, redirect=False
             )
-            text = answer.read(_ANSWER_MAX_BYTES).decode(errors="replace").strip()[:200]
-            # A longer answer would have to be read to its end before the connection is of use again.
-            if answer.length_remaining or answer.chunked:
-                answer.close()
-            answer.release_conn()
         except (HTTPError, OSError) as error:
             return Result(False, _plainly(error), again=True)
-        return judge(answer.status, text, answer.headers, now_s)
+        return judge(answer.status, _beginning(answer), answer.headers, now_s)
 
     def close(self) -> None:
         """Close the connections that are not in use."""
         self._pool.clear()
+
+
+def _beginning(answer: BaseHTTPResponse) -> str:
+    """The beginning of an answer's body, as far as it is there; the connection is given back.
+
+    The status has already said what became of the notice: a body that breaks off, cannot be decoded
+    or comes byte by byte must neither have it sent again nor hold up the next.
+    """
+    try:
+        text = answer.read1(_ANSWER_MAX_BYTES).decode(errors="replace").strip()[:200]
+    except (HTTPError, HTTPException, OSError):
+        answer.close()
+        text = ""
+    # A longer answer would have to be read to its end before the connection is of use again.
+    if answer.length_remaining or answer.chunked:
+        answer.close()
+    answer.release_conn()
+    return text
 
 
 def judge(status: int, text: str, headers: Mapping[str, str], now_s: float) -> Result:

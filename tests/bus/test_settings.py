@@ -73,6 +73,9 @@ def test_tables_of_registries_are_kept_for_their_owners(monkeypatch: pytest.Monk
         (["kafka.replication=many"], "setting kafka.replication: Input should be a valid integer"),
         (["kafka.replication=99"], "setting kafka.replication: Input should be less than"),
         (["clickhouse.url=ftp://a"], "setting clickhouse.url: String should match pattern"),
+        (["clickhouse.url=http://[a"], "setting clickhouse.url: .*no host and port in it"),
+        (["clickhouse.url=http://a:b"], "setting clickhouse.url: .*no host and port in it"),
+        (["clickhouse.url=http://a:b@c"], "setting clickhouse.url: .*settings of their own"),
         (["zone=a b"], "setting zone: String should match pattern"),
         (["agent.node=a b"], "setting agent.node: Value error, not a node name"),
         (["log_level=loud"], "setting log_level: Input should be 'debug'"),
@@ -117,6 +120,18 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
     broken = write("zone = ", "broken.toml")
     with pytest.raises(SettingsError, match=r"cannot read settings from broken.toml"):
         load(config=broken)
+    (tmp_path / "latin.toml").write_bytes(b'zone = "\xff"')
+    with pytest.raises(SettingsError, match=r"cannot read settings from .*latin.toml"):
+        load(config=tmp_path / "latin.toml")
+
+
+def test_a_table_in_the_environment_that_is_no_json_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("EVERTICK_KAFKA", f'{{"sasl_password": "{SECRET}"')
+    with pytest.raises(SettingsError, match=r'"kafka".* as JSON') as refused:
+        load()
+    assert SECRET not in str(refused.value)
 
 
 def test_a_name_in_the_file_that_nobody_knows_is_refused() -> None:

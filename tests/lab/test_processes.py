@@ -30,12 +30,25 @@ def test_cpu_time_of_a_child_is_its_own_until_it_is_reaped() -> None:
 
 
 def test_memory_grows_with_what_is_held() -> None:
-    resident, proportional = rss_bytes(os.getpid()), pss_bytes(os.getpid())
-    assert 0 < proportional <= resident
-    held = bytearray(os.urandom(1)) * (64 << 20)
-    assert rss_bytes(os.getpid()) - resident > 60 << 20
-    assert pss_bytes(os.getpid()) - proportional > 60 << 20
-    del held
+    # In a process of its own: this one may have freed memory at hand that is counted already.
+    code = (
+        "import sys\nprint('small', flush=True)\nsys.stdin.readline()\n"
+        "held = bytearray(b'x') * (64 << 20)\nprint('large', flush=True)\nsys.stdin.readline()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "small\n"
+        resident, proportional = rss_bytes(child.pid), pss_bytes(child.pid)
+        assert 0 < proportional <= resident
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "large\n"
+        assert rss_bytes(child.pid) - resident > 60 << 20
+        assert pss_bytes(child.pid) - proportional > 60 << 20
+        child.kill()
 
 
 def test_a_tree_holds_grandchildren_with_their_command_lines() -> None:

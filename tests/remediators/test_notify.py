@@ -62,6 +62,13 @@ def test_each_address_is_served_on_its_own() -> None:
         ({"url": "http://x", "sekret": "token"}, "receivers.r.sekret: no such setting"),
         ({"url": "http://x", "format": "xml"}, "receivers.r.format"),
         ({"url": "http://x", "concurrency": 0}, "receivers.r.concurrency"),
+        ({"url": "http://u:token@[x"}, "no host and port that can be read"),
+        ({"url": "http://u:token@x:99999/"}, "no host and port that can be read"),
+        ({"url": "http://"}, "no host and port that can be read"),
+        ({"url": "http://x", "headers": {"A": "token\n"}}, "header 'A' holds a line break"),
+        ({"url": "http://x", "headers": {"A": "token\u2026"}}, "header 'A' holds a line break"),
+        ({"url": "http://x", "headers": {"A:": "token"}}, "'A:' is no header's name"),
+        ({"url": "https://x", "ca_file": "/nowhere"}, "ca_file /nowhere: No such file"),
     ],
 )
 def test_bad_settings_are_named_and_no_secret_is_shown(receiver: dict[str, Any], said: str) -> None:
@@ -71,10 +78,10 @@ def test_bad_settings_are_named_and_no_secret_is_shown(receiver: dict[str, Any],
     assert "token" not in str(told.value)
 
 
-def test_an_address_that_apprise_does_not_know() -> None:
+def test_an_address_that_apprise_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SettingsError, match=r"remedies\.notify\.receivers\.chat") as told:
         Notify(settings(chat={"kind": "apprise", "url": "nonsense://token"}))
-    assert "token" not in str(told.value)
+    assert "token" not in str(told.value) + caplog.text
 
 
 def test_secrets_are_never_printed() -> None:

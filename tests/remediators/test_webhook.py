@@ -98,6 +98,7 @@ def test_what_an_answer_means(status: int, done: bool, again: bool) -> None:
         ("nan", 0),
         ("Wed, 21 Oct 2026 07:28:00 GMT", 30),
         ("Wed, 21 Oct 2020 07:28:00 GMT", 0),
+        ("Wed, 21 Oct 2026 07:28:00 +9999999999999", 0),
     ],
 )
 def test_retry_after(value: str | None, wait_s: float) -> None:
@@ -173,3 +174,29 @@ def test_something_that_is_not_http_is_no_delivery() -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         assert webhook.post(BODY, "k", 1).again
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "done"),
+    [
+        (b"200 OK\r\nContent-Length: 100", b"cut off", True),
+        (b"200 OK\r\nContent-Length: 5\r\nContent-Encoding: gzip", b"plain", True),
+        (b"202 Accepted\r\nTransfer-Encoding: chunked", b"zz\r\nno", True),
+        (b"400 Bad\r\nContent-Length: 100", b"cut off", False),
+    ],
+)
+def test_the_status_counts_also_where_the_body_cannot_be_read(
+    head: bytes, body: bytes, done: bool
+) -> None:
+    """Sending again what was accepted would be a notice twice, for a day."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        webhook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout_s=5)
+
+        def answer() -> None:
+            with server.accept()[0] as peer:
+                peer.recv(65536)
+                peer.sendall(b"HTTP/1.1 " + head + b"\r\n\r\n" + body)
+
+        threading.Thread(target=answer, daemon=True).start()
+        result = webhook.post(BODY, "k", 1)
+    assert (result.done, result.again) == (done, False)
