@@ -71,7 +71,7 @@ def python() -> Iterator[Check]:
             f"packages of {part}",
             Verdict.NOTE if missing else Verdict.OK,
             f"missing: {', '.join(missing)}" if missing else "installed",
-            f"pip install 'evertick[{part}]'" if missing else "",
+            f"pip install -e '.[{part}]'" if missing else "",
         )
 
 

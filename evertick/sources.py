@@ -84,7 +84,7 @@ class FromHistory:
             from history.client import Unreachable, connect
         except ModuleNotFoundError as error:
             raise HistoryAway(
-                f"package {error.name} is not installed (pip install 'evertick[history]')"
+                f"package {error.name} is not installed (pip install -e '.[history]')"
             ) from None
         self.note = ""
         self._where = settings.clickhouse.url

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from evertick import wording
-from schemas.action import Action, Outcome
+from schemas.action import Action, ActionMode, Outcome
 from schemas.incident import Incident, IncidentState, Symptom
 from schemas.signal import Evidence, Phase, Signal
 
@@ -90,13 +90,15 @@ def story(
     of_revision = _understood(told)
     drafts += of_revision.values()
     of_action: dict[str, _Draft] = {}
-    for action in {a.id: a for a in actions if a.incident == incident}.values():
+    done_about_it = {a.id: a for a in actions if a.incident == incident}
+    for action in done_about_it.values():
         cause = of_revision.get(action.incident_revision)
         of_action[action.id] = _of_action(action, [cause] if cause else [])
     drafts += of_action.values()
     for outcome in {o.id: o for o in outcomes if o.incident == incident}.values():
         done = of_action.get(outcome.action)
-        drafts.append(_of_outcome(outcome, [done] if done else []))
+        action_of = done_about_it.get(outcome.action)
+        drafts.append(_of_outcome(outcome, action_of, [done] if done else []))
     # Stable: of one place and kind, causes were put in before their effects.
     drafts.sort(key=lambda d: (d.place(), d.what))
     return [
@@ -244,12 +246,20 @@ def _of_symptom(symptom: Symptom) -> list[_Draft]:
 
 
 def _of_action(action: Action, after: list[_Draft]) -> _Draft:
-    how = "dry run" if action.dry_run else str(action.mode)
-    text = f"{action.remedy} ({action.purpose}) on {action.target}, {how}: {action.reason}"
+    text = f"{_step(action)} on {action.target}"
+    if action.dry_run or action.mode is not ActionMode.ACT:
+        # That nothing forbade it is no news; what kept it from being done is.
+        text += f", {'dry run' if action.dry_run else action.mode}: {action.reason}"
     return _Draft(action.at_ns, What.ACTION, text, action.subject, "", action.id, after)
 
 
-def _of_outcome(outcome: Outcome, after: list[_Draft]) -> _Draft:
+def _step(action: Action) -> str:
+    receiver = action.parameters.get("receiver")
+    return f"{action.remedy} ({action.purpose})" + (f" to {receiver}" if receiver else "")
+
+
+def _of_outcome(outcome: Outcome, of: Action | None, after: list[_Draft]) -> _Draft:
+    step = _step(of) if of is not None else f"{outcome.remedy} ({outcome.purpose})"
     tries = "" if outcome.attempts == 1 else f" after {outcome.attempts} attempts"
-    text = f"{outcome.remedy} ({outcome.purpose}) {outcome.status}{tries}: {outcome.detail}"
+    text = f"{step} {outcome.status}{tries}: {outcome.detail}"
     return _Draft(outcome.at_ns, What.OUTCOME, text, "", "", outcome.id, after)

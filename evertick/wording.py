@@ -72,7 +72,8 @@ def line(event: Event) -> str:
 
 @line.register
 def _(event: Batch) -> str:
-    return f"{event.schema_name} {event.node} {len(event.columns)} rows"
+    rows = len(event.columns)
+    return f"{event.schema_name} {event.node} {rows} {'row' if rows == 1 else 'rows'}"
 
 
 @line.register

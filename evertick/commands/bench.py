@@ -50,7 +50,7 @@ def bench(
 
         raise SettingsError(
             f"evertick bench needs the package {error.name}; "
-            "install it with: pip install 'evertick[embedded]'"
+            "install it with: pip install -e '.[embedded]'"
         ) from None
     if name is None:
         _list(benchmarks, as_json)

@@ -50,10 +50,11 @@ def checks(chosen: Settings) -> Iterator[Check]:
     """All checks, in the order in which they are shown.
 
     Raises:
-        SettingsError: a collector's settings do not fit.
+        SettingsError: a part's settings do not fit.
     """
     from evertick import checks as host
 
+    own_settings(chosen)
     yield from collecting(chosen)
     yield from host.kafka(chosen)
     yield host.clickhouse(chosen)
@@ -66,6 +67,29 @@ def checks(chosen: Settings) -> Iterator[Check]:
     yield host.gpus()
     yield host.rdma()
     yield host.ebpf()
+
+
+def own_settings(chosen: Settings) -> None:
+    """Check the tables of settings that parts check at their own start, where they are installed.
+
+    Raises:
+        SettingsError: one of them does not fit.
+    """
+    from bus.settings import section
+
+    try:
+        from history.writer import HistorySettings
+        from remediators.worker import configured
+        from streams.base import registered
+        from streams.correlator import CorrelatorSettings
+        from streams.detecting import Fleet
+    except ModuleNotFoundError:
+        return  # the check of the packages says which part is not installed here
+    Fleet(registered(), chosen.detectors)
+    section(CorrelatorSettings, chosen.correlator, "correlator")
+    section(HistorySettings, chosen.history, "history")
+    for remedy in configured(chosen).values():
+        remedy.close()
 
 
 def collecting(chosen: Settings) -> Iterator[Check]:
@@ -86,7 +110,7 @@ def collecting(chosen: Settings) -> Iterator[Check]:
             "all",
             Verdict.FAILS,
             f"package {error.name} is not installed",
-            "pip install 'evertick[agent]'",
+            "pip install -e '.[agent]'",
         )
         return
     if unknown := sorted(set(chosen.collectors) - set(known)):

@@ -67,7 +67,8 @@ def incidents(
         screen.data([document(incident) for incident in shown])
         return
     if not shown:
-        typer.echo("No open incidents." if open_only else "No incidents.")
+        of = f" of kind {kind}" if kind else ""
+        typer.echo(f"No open incidents{of}." if open_only else f"No incidents{of}.")
         return
     _print(shown, now_ns)
     if len(found) > len(shown):

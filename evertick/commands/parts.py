@@ -65,6 +65,6 @@ def run(ctx: typer.Context, part: str, module: str) -> None:
             raise
         raise SettingsError(
             f"the {part} part needs the package {error.name}; "
-            f"install it with: pip install 'evertick[{part}]'"
+            f"install it with: pip install -e '.[{part}]'"
         ) from None
     start(chosen)

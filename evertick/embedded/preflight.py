@@ -55,7 +55,7 @@ def packages() -> None:
     if missing:
         raise SettingsError(
             f"evertick up needs the package {missing[0]}; "
-            "install it with: pip install 'evertick[embedded]'"
+            "install it with: pip install -e '.[embedded]'"
         )
 
 

@@ -561,7 +561,7 @@ def test_a_part_without_its_packages_says_which_to_install() -> None:
         env={**os.environ, "PYTHONPATH": root},
     )
     assert done.returncode == 2
-    assert "pip install 'evertick[stream]'" in done.stderr
+    assert "pip install -e '.[stream]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

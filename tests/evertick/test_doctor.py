@@ -15,12 +15,13 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from bus.settings import ClickHouseSettings, KafkaSettings, Settings, load
+from bus.settings import ClickHouseSettings, KafkaSettings, Settings, SettingsError, load
 from bus.topics import ensure
 from collectors.base import Capability, registered
 from evertick import checks
 from evertick.checks import Check, Verdict
 from evertick.cli import app
+from evertick.commands import doctor
 from evertick.commands.doctor import judged
 from tests.conftest import eventually, free_port
 
@@ -220,3 +221,18 @@ def test_a_folder_or_a_port_that_is_taken_is_one_line_and_exit_2(tmp_path: Path)
             _, complaint = server.communicate(timeout=60)
             assert server.returncode == 2, complaint
             assert len(complaint.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("remedies.notify.receivers.a.kind=bogus", "remedies.notify.receivers.a.kind"),
+        ("detectors.link_flapping.burst_losses=many", "detectors.link_flapping.burst_losses"),
+        ("detectors.nonsense.x=1", "detectors.nonsense"),
+        ("correlator.nonsense=1", "correlator.nonsense"),
+        ("history.flush_s=soon", "history.flush_s"),
+    ],
+)
+def test_settings_that_a_part_would_refuse_are_refused_here(flag: str, told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        doctor.own_settings(load([flag]))

@@ -178,7 +178,7 @@ def test_the_whole_of_an_incident_is_told_in_order() -> None:
         ("evidence", 0.013, "losses: 3 in 10 s"),
         ("symptom", 0.5, "link.down raised: eth1 has no carrier"),
         ("incident", 1.0, "opened: link.down, eth1 of node-3 has no carrier"),
-        ("action", 2.0, "notify (firing) on control, act: policy says act"),
+        ("action", 2.0, "notify (firing) on control"),
         ("outcome", 3.0, "notify (firing) succeeded after 2 attempts: HTTP 200"),
         (
             "incident",
