@@ -6,6 +6,9 @@ PYTHON  ?= $(shell command -v python3.11 || command -v python3.12 || command -v 
 BIN     := $(VENV)/bin
 SOURCES := schemas bus collectors streams remediators history lab evertick tests
 
+# Where byte code may not be written every start compiles anew, which takes longer than the start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help up test lint bench clean packages
 
@@ -43,11 +46,11 @@ $(VENV)/bin/uv:
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 
 $(VENV)/.embedded: pyproject.toml constraints.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[embedded]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[embedded]'
 	@$(BIN)/python -m compileall -q $(filter-out tests,$(SOURCES))
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/uv
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -m compileall -q $(SOURCES)
 	@touch $@ $(VENV)/.embedded

@@ -22,7 +22,7 @@ class DeadLetter(Event):
     version: Literal[1] = 1
 
     topic: str
-    """The topic it was read from, as named on the broker."""
+    """The topic it was read from, without the prefix."""
     partition: Count
     offset: Count
     reader: str

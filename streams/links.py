@@ -94,7 +94,7 @@ class LinkDown(Detector):
         if event.carrier:
             what, summary = f"carrier back after {lasted}", f"had no carrier for {lasted}"
         elif event.present:
-            what = summary = "set down by an operator"
+            what = summary = "set down"
         else:
             what = summary = "interface removed"
         return self.signal(
