@@ -88,6 +88,8 @@ def client_config(
         "fetch.wait.max.ms": 500,
         "fetch.message.max.bytes": 12 << 20,
         "queued.max.messages.kbytes": 32 << 10,
+        # The default of a second is longer than it takes us to empty a full queue.
+        "fetch.queue.backoff.ms": 10,
         "allow.auto.create.topics": False,
     }
 
