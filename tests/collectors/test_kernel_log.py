@@ -21,7 +21,8 @@ from collectors.kernel_stamps import export_entries, unstamp
 from collectors.kernel_storm import Collapse, Run
 from schemas.inventory import InventoryGpu
 from schemas.kernel import KernelCategory, KernelReport
-from schemas.signal import Phase
+from schemas.signal import Phase, Severity
+from streams.correlator import Correlator, CorrelatorSettings
 from streams.gpus import GpuXid, GpuXidSettings
 from streams.xid_catalog import lookup
 
@@ -696,3 +697,17 @@ def test_storm(host, tmp_path):
     assert {s.attributes["xid"]: s.advice for s in causes} == {
         code: lookup(code).advice for code in others
     }
+
+    correlator = Correlator("default", CorrelatorSettings())
+    incidents = {
+        revision.incident: revision
+        for signal in signals
+        for revision in correlator.observe(signal)
+    }
+    storms = [one for one in incidents.values() if one.subject == "node:n1"]
+    assert len(storms) == 1
+    assert storms[0].severity is Severity.INFO
+    assert storms[0].recommendation is None
+    told_apart = [one for one in incidents.values() if one is not storms[0]]
+    assert sorted(one.symptoms[0].attributes["xid"] for one in told_apart) == others
+    assert all(one.recommendation is not None for one in told_apart if one.severity != "info")
