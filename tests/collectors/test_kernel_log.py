@@ -700,9 +700,7 @@ def test_storm(host, tmp_path):
 
     correlator = Correlator("default", CorrelatorSettings())
     incidents = {
-        revision.incident: revision
-        for signal in signals
-        for revision in correlator.observe(signal)
+        revision.incident: revision for signal in signals for revision in correlator.observe(signal)
     }
     storms = [one for one in incidents.values() if one.subject == "node:n1"]
     assert len(storms) == 1
