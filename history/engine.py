@@ -172,13 +172,14 @@ class Engine:
         with self._connection(statement, text) as connection, _engine_errors():
             for name, structure, format_, content in statement.tables:
                 connection.query(f"CREATE TEMPORARY TABLE {_name(name)} ({structure})")
-                self._insert(connection, f"INSERT INTO {_name(name)}", format_, iter([content]))
+                into = wire.Insert(f"INSERT INTO {_name(name)}", format_, b"")
+                self._insert(connection, into, iter([content]))
             if statement.read_only:
                 # 2, not 1: as for a GET in ClickHouse, the statement may still bring settings.
                 connection.query("SET readonly=2")
             if insert is not None:
                 pieces = (p for source in ([insert.data], statement.pieces) for p in source)
-                yield self._insert(connection, insert.statement, insert.format, pieces)
+                yield self._insert(connection, insert, pieces)
                 return
             format_ = wire.output_format(text, statement.default_format)
             if format_ in STREAMED_FORMATS and _SELECT.match(text):
@@ -220,9 +221,7 @@ class Engine:
                 yield chunk.bytes()
                 chunk = stream.fetch()
 
-    def _insert(
-        self, connection: Any, statement: str, format_: str, pieces: Iterator[bytes]
-    ) -> Head:
+    def _insert(self, connection: Any, insert: wire.Insert, pieces: Iterator[bytes]) -> Head:
         """Inserts data through a file without a name, which is gone with its last reader.
 
         chDB's way to hand it over in pieces (`send_insert`) keeps what goes wrong behind the parser
@@ -233,9 +232,8 @@ class Engine:
             for piece in pieces:
                 file.write(piece)
             file.flush()
-            text = wire.from_infile(statement, f"/proc/self/fd/{file.fileno()}")
-            result = connection.query(f"{text} FORMAT {format_}")
-        return Head(format_, _summary(result))
+            result = connection.query(wire.from_file(insert, f"/proc/self/fd/{file.fileno()}"))
+        return Head(insert.format, _summary(result))
 
     @contextmanager
     def _connection(self, statement: Statement, text: str) -> Iterator[Any]:

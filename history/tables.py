@@ -1,13 +1,13 @@
 """Which event becomes which row of which table. Pure.
 
-Batches are appended column by column, as they came. An event becomes one row of the columns that
-queries filter by: each takes the event's field of its name, or for a time that of its name with
-``_ns``; where events are told as a story, ``document`` is the whole as JSON.
+A batch goes to its table as the message that it came as (:mod:`history.insert`). An event becomes one
+row of the columns that queries filter by: each takes the event's field of its name, or for a time that
+of its name with ``_ns``; where events are told as a story, ``document`` is the whole as JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -26,20 +26,20 @@ Row = dict[str, Any]
 
 _HEAD_BYTES = 512
 
-_batches: dict[type[Batch], str] = {
+_BATCHES: dict[type[Batch], str] = {
     TcpFlows: "tcp_flows",
     InterfaceCounters: "interface_counters",
 }
 
 
-class Block:
-    """Rows for one table, column by column."""
+class RowBlock:
+    """Rows for one table made from events, column by column."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
         self.rows = 0
 
-    def add_row(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """Append one row."""
         if not self.columns:
             self.columns = {name: [] for name in row}
@@ -47,54 +47,60 @@ class Block:
             self.columns[name].append(value)
         self.rows += 1
 
-    def add_batch(self, batch: Batch, with_interval: bool) -> None:
-        """Append a batch's table; what is the batch's own is repeated in every row."""
-        rows = len(batch.columns)
-        table = batch.columns.__dict__
-        common: Row = {
-            "at": batch.at_ns,
-            "node": batch.node,
-            "zone": batch.zone,
-            "clock_error_ns": batch.clock_error_ns,
-        }
-        if with_interval:
-            common["interval_ns"] = batch.at_ns - batch.from_ns
-        if not self.columns:
-            self.columns = {name: [] for name in (*common, *table)}
-        for name, value in common.items():
-            self.columns[name].extend([value] * rows)
-        for name, values in table.items():
-            self.columns[name].extend(values)
+
+class BatchBlock:
+    """Rows for one table of samples: the messages themselves, which ClickHouse takes apart.
+
+    They have been read and found right before; turning their tables into rows in Python as well would
+    cost several times what reading them does.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+        self.rows = 0
+
+    def add(self, message: bytes, rows: int) -> None:
+        """Append a message and the number of rows in its table."""
+        self.messages.append(message)
         self.rows += rows
+
+
+Block = RowBlock | BatchBlock
 
 
 class Blocks:
     """Rows for all tables."""
 
     def __init__(self) -> None:
-        self.by_table: dict[str, Block] = {}
+        self.samples: dict[str, BatchBlock] = {}
+        self.events: dict[str, RowBlock] = {}
         self.rows = 0
 
-    def add(self, event: Event) -> None:
-        """Take in one event; one that no table keeps is passed over."""
+    def add(self, event: Event, message: bytes) -> None:
+        """Take in one event and the message that it came as; one that no table keeps is passed over."""
         if isinstance(event, Batch):
-            table = _batches.get(type(event))
-            if table is not None and len(event.columns):
-                block = self.by_table.setdefault(table, Block())
-                block.add_batch(event, with_interval=table == "tcp_flows")
-                self.rows += len(event.columns)
+            table = _BATCHES.get(type(event))
+            if table is not None and (rows := len(event.columns)):
+                self.samples.setdefault(table, BatchBlock()).add(message, rows)
+                self.rows += rows
             return
         kept = _INVENTORY if isinstance(event, InventoryItem) else _TABLES.get(type(event))
         if kept is not None:
             table, columns = kept
-            row = {column: _value(event, column) for column in columns}
-            self.by_table.setdefault(table, Block()).add_row(row)
-            self.rows += 1
+            self._add_row(table, {column: _value(event, column) for column in columns})
 
     def forget_subject(self, subject: str, at_ns: int) -> None:
         """Record that an inventory subject is gone."""
         row = {"at": at_ns, "subject": subject, "schema": "", "gone": True, "document": ""}
-        self.by_table.setdefault("inventory", Block()).add_row(row)
+        self._add_row("inventory", row)
+
+    def by_table(self) -> Iterator[tuple[str, Block]]:
+        """Each table's block."""
+        yield from self.samples.items()
+        yield from self.events.items()
+
+    def _add_row(self, table: str, row: Row) -> None:
+        self.events.setdefault(table, RowBlock()).add(row)
         self.rows += 1
 
 

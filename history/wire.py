@@ -188,6 +188,22 @@ def from_infile(statement: str, path: str) -> str:
     return f"{head.rstrip()}\nFROM INFILE '{path}' {tail}".rstrip()
 
 
+def from_file(insert: Insert, path: str) -> str:
+    """The statement of an INSERT, reading its data from a file instead of the request's body.
+
+    ``INSERT … SELECT … FROM input('structure')`` reads it through the table function ``file``, every
+    other through ``FROM INFILE``.
+    """
+    text, words = insert.statement.encode(), [b"", b""]
+    for token in _TOKEN.finditer(text):
+        words = [words[1], token.group().upper()]
+        if words == [b"INPUT", b"("]:
+            start = text.upper().rindex(b"INPUT", 0, token.start())
+            head, tail = text[:start].decode(), text[token.end() :].decode()
+            return f"{head}file('{path}', '{insert.format}', {tail}"
+    return f"{from_infile(insert.statement, path)} FORMAT {insert.format}"
+
+
 def gather(pieces: Iterator[bytes], query: str) -> tuple[str, Insert | None]:
     """Reads from `pieces` the statement that `query` (from the URL) begins or leaves out.
 

@@ -9,7 +9,9 @@ intent at its start reads exactly those offsets and inserts them under the same 
     commit(from, "to=END")  →  INSERT … token "topic/partition/from-END/table"  →  commit(END)
 
 Blocks are per topic and partition, so that this also holds when partitions move to another writer.
-When ClickHouse is away the writer waits and Kafka keeps what comes.
+A block is written in a thread while the next one is read: one in flight, no more. When ClickHouse is
+away the writer waits and Kafka keeps what comes. When partitions move meanwhile, what was in flight
+counts for nothing here: whoever reads the partition now finds the intent and the server the token.
 
 A block that ClickHouse refuses for what is in it is halved until the message at fault is alone, which
 goes to ``deadletter`` with ClickHouse's reason. So does an event that is older than what is kept: a
@@ -20,45 +22,45 @@ from __future__ import annotations
 
 import re
 import signal
-import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from clickhouse_connect.datatypes.registry import get_from_name
-from clickhouse_connect.driver.exceptions import ClickHouseError, DataError
+from clickhouse_connect.driver.exceptions import ClickHouseError
 from confluent_kafka import KafkaException, Message, TopicPartition
 from prometheus_client import Counter, Histogram
 from pydantic import Field
 
 from bus import health, log, topics
 from bus.clock import Clock
-from bus.consumer import Consumer, Record, take
+from bus.consumer import Consumer, take
+from bus.producer import Undelivered
 from bus.settings import Section, Settings, section
 from history.client import Unreachable, connect, first_line
+from history.insert import Away, Inserter, Refused
 from history.migrate import migrate
 from history.retention import Retention
 from history.tables import Block, Blocks
 from schemas.event import Batch, Event
 from schemas.inventory import InventoryItem
+from schemas.registry import decode
 from schemas.topics import TOPICS
 
 if TYPE_CHECKING:
-    from clickhouse_connect.datatypes.base import ClickHouseType
     from clickhouse_connect.driver.client import Client
 
 GROUP = "history"
 _INTENT = re.compile(r"to=(\d+)")
-_LOW_CARDINALITY = re.compile(r"LowCardinality\((\w+)\)")
 _POLL_MESSAGES = 2000
 _RETRY_MAX_S = 10.0
+_PATIENCE_S = 5.0
+_OVERFULL = 2
 _RETRY_S = 0.5
 _DAY_NS = 86_400 * 1_000_000_000
-# What ClickHouse and its client say of a value that does not fit. All else, a body that was cut on
-# its way too, passes with time or needs a person, and the messages are not at fault.
-_DATA_CODES = {53, 69, 70, 131, 321, 349, 407, 469}
-_DATA_ERRORS = (DataError, ValueError, TypeError, OverflowError, struct.error)
 
 _rows = Counter("evertick_history_rows", "Rows written", ["table"])
 _insert_s = Histogram("evertick_history_insert_seconds", "Time of one insert", ["table"])
@@ -83,10 +85,6 @@ class HistorySettings(Section):
     """Bound on the tables' size on disk; the oldest samples go first. 0 for none."""
 
 
-class Refused(Exception):
-    """ClickHouse cannot take a block for what is in it; the text is its reason."""
-
-
 class Pending:
     """What was read of one partition and not yet written."""
 
@@ -99,7 +97,7 @@ class Pending:
         """End of a block that an earlier writer may have written already."""
         self.since_s = time.monotonic()
         self.blocks = Blocks()
-        self.read: list[tuple[Message, Record]] = []
+        self.read: list[Message] = []
         """What the blocks are made of."""
 
     def add(self, messages: list[Message], consumer: Consumer, clock: Clock) -> list[Message]:
@@ -119,8 +117,8 @@ class Pending:
             if outlived := _outlived(record.event, message.timestamp()[1], self._config):
                 refused.append((message, outlived))
                 continue
-            self.read.append((message, record))
-            _fill(self.blocks, record, clock)
+            self.read.append(message)
+            _fill(self.blocks, message, record.event, clock)
         if refused:
             consumer.put_aside(*refused)
         if messages:
@@ -130,35 +128,49 @@ class Pending:
         return beyond
 
 
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A block on its way into ClickHouse."""
+
+    stored: Future[bool]
+    """Whether it is there."""
+    place: Place
+    end: int
+    moves: int
+    """Of the writer, when it was sent."""
+
+
 class Writer:
     """Consumes every topic and writes it."""
 
     def __init__(self, settings: Settings, config: HistorySettings, client: Client) -> None:
         self._kafka = settings.kafka
         self._config = config
-        self._client = client
-        self._types: dict[str, dict[str, ClickHouseType]] = {}
+        self._inserter = Inserter(client)
         self._clock = Clock()
         self._pending: dict[Place, Pending] = {}
+        self._thread = ThreadPoolExecutor(1, "insert")
+        self._flight: Flight | None = None
+        self._moves = 0
+        """How often partitions were given or taken; what was in flight before is no longer ours."""
         self._consumer = Consumer(
             settings.kafka, GROUP, TOPICS, on_assign=self._assigned, on_revoke=self._revoked
         )
 
     def step(self, stopped: threading.Event) -> None:
         """Read for a moment and write what is due."""
+        if self._flight is not None and self._flight.stored.done():
+            self._land()
         messages = take(self._consumer.client, _POLL_MESSAGES, 0.1)
         for place, group in _by_place(messages, self._kafka.prefix).items():
             self._take(place, group, stopped)
         now_s = time.monotonic()
-        for place, pending in list(self._pending.items()):
+        for place, pending in sorted(self._pending.items(), key=lambda item: item[1].since_s):
             if pending.intent is not None:
                 if self._position(place) >= pending.intent:
                     pending.end = pending.intent
                     self._write(place, pending, stopped)
-            elif pending.end > pending.start and (
-                pending.blocks.rows >= self._config.block_rows
-                or now_s - pending.since_s >= self._config.flush_s
-            ):
+            elif self._due(pending, now_s):
                 self._write(place, pending, stopped)
 
     def close(self, stopped: threading.Event) -> None:
@@ -166,7 +178,18 @@ class Writer:
         for place, pending in list(self._pending.items()):
             if pending.end > pending.start and pending.intent is None:
                 self._write(place, pending, stopped)
+        self._land()
+        self._thread.shutdown()
         self._consumer.close()
+
+    def _due(self, pending: Pending, now_s: float) -> bool:
+        """A block is full or old, and the way is free; one that is overfull waits for it."""
+        rows, full = pending.blocks.rows, self._config.block_rows
+        if self._flight is not None:
+            return rows >= full * _OVERFULL
+        return pending.end > pending.start and (
+            rows >= full or now_s - pending.since_s >= self._config.flush_s
+        )
 
     def _take(self, place: Place, messages: list[Message], stopped: threading.Event) -> None:
         pending = self._pending.get(place)
@@ -177,115 +200,99 @@ class Writer:
                 pending = self._pending.get(place)
 
     def _write(self, place: Place, pending: Pending, stopped: threading.Event) -> None:
-        topic, partition = place
+        """Send a block on its way, once the one before has arrived."""
+        self._land()
+        if self._pending.get(place) is not pending:
+            return
         if pending.intent is None and pending.blocks.rows:
             self._commit(place, pending.start, f"to={pending.end}")
-        span = f"{topic}/{partition}/{pending.start}-{pending.end}"
-        for table, block in pending.blocks.by_table.items():
-            token = f"{span}/{table}"
-            try:
-                written = self._insert(table, block, token, stopped)
-            except Refused:
-                written = self._salvage(table, pending.read, token, stopped)
-            if not written:
-                return
-        self._commit(place, pending.end, "")
         self._pending[place] = Pending(pending.end, None, self._config)
+        stored = self._thread.submit(self._store, place, pending, self._moves, stopped)
+        self._flight = Flight(stored, place, pending.end, self._moves)
+
+    def _land(self) -> None:
+        """Wait for the block in flight, without losing the place in the group."""
+        if self._flight is None:
+            return
+        flight, client = self._flight, self._consumer.client
+        # To pause throws away what was fetched ahead, so it is not done for every block.
+        if not wait([flight.stored], _PATIENCE_S).done:
+            assigned = client.assignment()
+            client.pause(assigned)
+            while not wait([flight.stored], 0).done:
+                client.poll(0.1)
+            client.resume([place for place in assigned if place in client.assignment()])
+        self._flight = None
+        if flight.stored.result() and flight.moves == self._moves:
+            self._commit(flight.place, flight.end, "")
+
+    def _store(self, place: Place, pending: Pending, moves: int, stopped: threading.Event) -> bool:
+        """Write one block, however long ClickHouse is away. False when told to stop meanwhile, or when
+        partitions moved: it is left to the next writer, whom the intent tells."""
+
+        def insist(call: Callable[[], None]) -> None:
+            delay_s = 0.1
+            while True:
+                try:
+                    return call()
+                except (Away, Undelivered) as error:
+                    reason = first_line(error)
+                    _log.warning("cannot write yet", place=place, reason=reason, again_in_s=delay_s)
+                until_s = time.monotonic() + delay_s
+                while time.monotonic() < until_s:
+                    if stopped.wait(0.1) or self._moves != moves:
+                        raise _Left
+                delay_s = min(delay_s * 2, _RETRY_MAX_S)
+
+        span = f"{place[0]}/{place[1]}/{pending.start}-{pending.end}"
+        try:
+            for table, block in pending.blocks.by_table():
+                token = f"{span}/{table}"
+                try:
+                    insist(partial(self._insert, table, block, token))
+                except Refused:
+                    self._salvage(table, pending.read, token, insist)
+        except _Left:
+            _log.info("a block is left to the next writer", block=span)
+            return False
+        return True
 
     def _salvage(
         self,
         table: str,
-        read: list[tuple[Message, Record]],
+        read: list[Message],
         token: str,
-        stopped: threading.Event,
-    ) -> bool:
-        """Insert what can be inserted of a block that was refused, and put the rest aside; False when
-        told to stop meanwhile. The same block comes apart in the same way after a crash."""
+        insist: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Insert what can be inserted of a block that was refused, and put the rest aside. The same
+        block comes apart in the same way after a crash."""
         blocks = Blocks()
-        for _, record in read:
-            _fill(blocks, record, self._clock)
-        block = blocks.by_table.get(table)
+        for message in read:
+            value = message.value()
+            topic = (message.topic() or "").removeprefix(self._kafka.prefix)
+            event = None if value is None else decode(value, topic)
+            _fill(blocks, message, event, self._clock)
+        block = dict(blocks.by_table()).get(table)
         if block is None:
-            return True
+            return
         try:
-            part = f"{token}/{read[0][1].offset}-{read[-1][1].offset}"
-            return self._insert(table, block, part, stopped)
+            part = f"{token}/{read[0].offset()}-{read[-1].offset()}"
+            insist(partial(self._insert, table, block, part))
         except Refused as refused:
-            if len(read) == 1:
-                reason = f"table {table}: {refused}"
-                _log.error("ClickHouse refused a message; it was put aside", reason=reason)
-                self._consumer.put_aside((read[0][0], reason))
-                return True
-        half = len(read) // 2
-        return self._salvage(table, read[:half], token, stopped) and self._salvage(
-            table, read[half:], token, stopped
-        )
+            if len(read) > 1:
+                half = len(read) // 2
+                self._salvage(table, read[:half], token, insist)
+                self._salvage(table, read[half:], token, insist)
+                return
+            reason = f"table {table}: {refused}"
+            _log.error("ClickHouse refused a message; it was put aside", reason=reason)
+            insist(partial(self._consumer.put_aside, (read[0], reason)))
 
-    def _insert(self, table: str, block: Block, token: str, stopped: threading.Event) -> bool:
-        """Insert one block, however long ClickHouse is away; False when told to stop meanwhile.
-
-        Raises:
-            Refused: for what is in it.
-        """
-        columns, rows = block.columns, block.rows
-        delay_s = 0.1
-        while True:
-            started_s = time.monotonic()
-            try:
-                types = self._types.get(table) or self._column_types(table)
-                self._client.insert(
-                    table,
-                    list(columns.values()),
-                    column_names=list(columns),
-                    column_types=[types[name] for name in columns],
-                    column_oriented=True,
-                    settings={
-                        "insert_deduplication_token": token,
-                        # What is kept bounds them, see _outlived.
-                        "max_partitions_per_insert_block": 0,
-                    },
-                )
-                break
-            except (ClickHouseError, OSError, *_DATA_ERRORS) as error:
-                if isinstance(error, _DATA_ERRORS) or getattr(error, "code", None) in _DATA_CODES:
-                    raise Refused(first_line(error)) from None
-                _log.warning(
-                    "ClickHouse refused a block; trying again",
-                    table=table,
-                    rows=rows,
-                    reason=first_line(error),
-                    again_in_s=delay_s,
-                )
-            if self._wait(delay_s, stopped):
-                return False
-            delay_s = min(delay_s * 2, _RETRY_MAX_S)
+    def _insert(self, table: str, block: Block, token: str) -> None:
+        started_s = time.monotonic()
+        self._inserter.insert(table, block, token)
         _insert_s.labels(table).observe(time.monotonic() - started_s)
-        _rows.labels(table).inc(rows)
-        return True
-
-    def _column_types(self, table: str) -> dict[str, ClickHouseType]:
-        """The types to send a table's columns as.
-
-        A dictionary-encoded column is sent plain and encoded by the server: the client builds its
-        dictionaries in Python, at six times the price.
-        """
-        described = self._client.query(f"DESCRIBE TABLE {table}").result_rows
-        self._types[table] = {
-            name: get_from_name(_LOW_CARDINALITY.sub(r"\1", type_name))
-            for name, type_name, *_ in described
-        }
-        return self._types[table]
-
-    def _wait(self, delay_s: float, stopped: threading.Event) -> bool:
-        """Wait without losing the place in the group; True when told to stop."""
-        client = self._consumer.client
-        assigned = client.assignment()
-        client.pause(assigned)
-        until_s = time.monotonic() + delay_s
-        while time.monotonic() < until_s and not stopped.is_set():
-            client.poll(0.1)
-        client.resume(assigned)
-        return stopped.is_set()
+        _rows.labels(table).inc(block.rows)
 
     def _position(self, place: Place) -> int:
         """The offset that is read next; also beyond offsets that compaction has removed."""
@@ -305,6 +312,7 @@ class Writer:
         )
 
     def _assigned(self, client: object, places: list[TopicPartition]) -> None:
+        self._moves += 1
         committed = self._committed(places)
         for place in committed:
             intent = _INTENT.fullmatch(place.metadata or "")
@@ -328,16 +336,22 @@ class Writer:
                 time.sleep(_RETRY_S)
 
     def _revoked(self, client: object, places: list[TopicPartition]) -> None:
+        self._moves += 1
         for place in places:
             name = topics.name_in_contract(self._kafka, place.topic), place.partition
             self._pending.pop(name, None)
 
 
-def _fill(blocks: Blocks, record: Record, clock: Clock) -> None:
-    if record.event is not None:
-        blocks.add(record.event)
+class _Left(Exception):
+    """A block is not ours to write any more."""
+
+
+def _fill(blocks: Blocks, message: Message, event: Event | None, clock: Clock) -> None:
+    if event is not None:
+        blocks.add(event, message.value() or b"")
     else:
-        blocks.forget_subject(record.key, clock.read().ns)
+        key = (message.key() or b"").decode(errors="replace")
+        blocks.forget_subject(key, clock.read().ns)
 
 
 def _outlived(event: Event | None, sent_ms: int, config: HistorySettings) -> str:

@@ -5,6 +5,16 @@ only definition of them. Start with :mod:`schemas.event`; :mod:`schemas.registry
 models and back, :mod:`schemas.topics` says where each model travels and under which key.
 """
 
-from schemas import action, agent, deadletter, incident, inventory, kernel, packet, signal
+from schemas import action, agent, deadletter, incident, inventory, kernel, packet, path, signal
 
-__all__ = ["action", "agent", "deadletter", "incident", "inventory", "kernel", "packet", "signal"]
+__all__ = [
+    "action",
+    "agent",
+    "deadletter",
+    "incident",
+    "inventory",
+    "kernel",
+    "packet",
+    "path",
+    "signal",
+]

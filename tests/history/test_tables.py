@@ -8,9 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from history.insert import _OWN
 from history.migrate import migrations
-from history.tables import Blocks
+from history.tables import BatchBlock, Blocks
 from schemas.event import Batch, Event
+from schemas.registry import encode
 from tests.schemas.test_messages import MODELS, messages
 
 
@@ -32,10 +34,17 @@ def table_columns() -> dict[str, set[str]]:
 def test_a_message_fills_the_columns_of_its_table(model: type[Event], data: st.DataObject) -> None:
     event = data.draw(messages(model))
     blocks = Blocks()
-    blocks.add(event)
-    blocks.add(event)
+    blocks.add(event, encode(event))
+    blocks.add(event, encode(event))
     rows = len(event.columns) if isinstance(event, Batch) else 1
     assert blocks.rows == 2 * rows
-    for table, block in blocks.by_table.items():
-        assert set(block.columns) == table_columns()[table]
-        assert {len(column) for column in block.columns.values()} == {2 * rows}
+    for table, block in blocks.by_table():
+        if isinstance(block, BatchBlock):
+            assert (
+                table_columns()[table]
+                == set(event.columns.__dict__) | set(_OWN) & table_columns()[table]
+            )
+            assert block.messages == [encode(event)] * 2
+        else:
+            assert set(block.columns) == table_columns()[table]
+            assert {len(column) for column in block.columns.values()} == {2 * rows}
