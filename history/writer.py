@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 GROUP = "history"
 _INTENT = re.compile(r"to=(\d+)")
-_POLL_MESSAGES = 2000
+_POLL_MESSAGES = 500
 _RETRY_MAX_S = 10.0
 _PATIENCE_S = 5.0
 _OVERFULL = 2
@@ -73,7 +73,7 @@ Place = tuple[str, int]
 class HistorySettings(Section):
     """Settings of the history (table ``history``)."""
 
-    block_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 100_000
+    block_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 250_000
     """Rows at which a block is written at once."""
     flush_s: Annotated[float, Field(ge=0.05, le=60)] = 1.0
     """Seconds after which a smaller block is written."""

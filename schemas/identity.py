@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, Field
 
 _SUBJECT = re.compile(r"(node|nic|gpu|link|path|job|rank):[^\s:/][^\s]*")
-_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?", re.IGNORECASE)
 
 
@@ -119,7 +119,7 @@ def check_node(name: str) -> str:
     Raises:
         ValueError: it is not.
     """
-    if _NODE.fullmatch(name) is None:
+    if NODE.fullmatch(name) is None:
         raise ValueError(f"not a node name: {name[:80]!r} (letters, digits, '.', '_' and '-')")
     return name
 
@@ -138,5 +138,5 @@ Subject = Annotated[
 NodeName = Annotated[
     str,
     AfterValidator(check_node),
-    Field(json_schema_extra={"pattern": f"^{_NODE.pattern}$"}),
+    Field(json_schema_extra={"pattern": f"^{NODE.pattern}$"}),
 ]

@@ -54,6 +54,11 @@ def address(endpoint: str) -> str:
     return host
 
 
+def _heads(remote: str) -> tuple[str, str, str]:
+    """How an endpoint at this address may begin; the inverse of :func:`address`."""
+    return f"{remote}:", f"[{remote}]:", f"[{_MAPPED}{remote}]:"
+
+
 @dataclass(slots=True)
 class _Watch:
     """A path above the ratio lately."""
@@ -181,9 +186,13 @@ class TcpRetransmits(Detector):
         wanted.update(self._watched, sums)
         if not wanted:
             return
-        locals_wanted = {local for local, _ in wanted}
-        for row, local in enumerate(map(address, columns.local)):
-            if local in locals_wanted and (path := (local, address(columns.remote[row]))) in wanted:
+        # Of a hundred rows few go to such a remote: a prefix is looked at before an address is cut out.
+        heads = tuple({head for _, remote in wanted for head in _heads(remote)})
+        for row, remote in enumerate(columns.remote):
+            if (
+                remote.startswith(heads)
+                and (path := (address(columns.local[row]), address(remote))) in wanted
+            ):
                 share = sums.setdefault(path, [0, 0])
                 share[0] += sent[row]
                 share[1] += retransmitted[row]
