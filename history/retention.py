@@ -17,9 +17,14 @@ from history.client import first_line
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-SAMPLES = ("tcp_flows", "interface_counters")
+SAMPLES = ("tcp_flows", "interface_counters", "path_health")
 EVENTS = (
     "link_transitions",
+    "path_transitions",
+    "route_moves",
+    "flow_stalls",
+    "heartbeats_refused",
+    "reflex_outcomes",
     "kernel_reports",
     "telemetry_dropped",
     "signals",

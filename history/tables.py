@@ -19,6 +19,14 @@ from schemas.incident import Incident
 from schemas.inventory import InventoryItem
 from schemas.kernel import KernelReport
 from schemas.packet import InterfaceCounters, LinkTransition, TcpFlows
+from schemas.path import (
+    FlowStall,
+    HeartbeatsRefused,
+    PathHealth,
+    PathTransition,
+    ReflexOutcome,
+    RouteMove,
+)
 from schemas.registry import encode
 from schemas.signal import Signal
 
@@ -29,6 +37,7 @@ _HEAD_BYTES = 512
 _BATCHES: dict[type[Batch], str] = {
     TcpFlows: "tcp_flows",
     InterfaceCounters: "interface_counters",
+    PathHealth: "path_health",
 }
 
 
@@ -110,6 +119,41 @@ _TABLES: dict[type[Event], tuple[str, tuple[str, ...]]] = {
         (
             *("at", "id", "node", "zone", "subject", "carrier", "admin_up", "present", "physical"),
             *("since", "carrier_losses", "unseen", "speed_mbps", "mtu_bytes", "clock_error_ns"),
+        ),
+    ),
+    PathTransition: (
+        "path_transitions",
+        (
+            *("at", "id", "node", "zone", "subject", "peer", "interface", "peer_interface"),
+            *("alive", "fault", "since", "paths_alive", "heartbeats_missed", "clock_error_ns"),
+        ),
+    ),
+    RouteMove: (
+        "route_moves",
+        (
+            *("at", "id", "node", "zone", "subject", "peer", "destination", "reason"),
+            *("from_path", "to_path", "dry_run", "failed", "decided", "clock_error_ns"),
+        ),
+    ),
+    FlowStall: (
+        "flow_stalls",
+        (
+            *("at", "id", "node", "zone", "subject", "peer", "failed", "flows"),
+            *("flows_recovered", "stall_ns", "sample", "clock_error_ns"),
+        ),
+    ),
+    HeartbeatsRefused: (
+        "heartbeats_refused",
+        (
+            *("at", "id", "node", "zone", "subject", "interface", "from", "malformed", "forged"),
+            *("replayed", "unprocessed", "sources", "clock_error_ns"),
+        ),
+    ),
+    ReflexOutcome: (
+        "reflex_outcomes",
+        (
+            *("at", "id", "zone", "remedy", "purpose", "target", "subject", "status", "detail"),
+            *("started", "clock_error_ns"),
         ),
     ),
     KernelReport: (
