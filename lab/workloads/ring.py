@@ -1,0 +1,222 @@
+"""A ring all-reduce over plain TCP: what a data-parallel training step does to the network.
+
+Each rank holds a vector of 64-bit numbers; in N-1 steps of reduce-scatter and N-1 of all-gather (the
+bandwidth-optimal ring of Patarasuk and Yuan, 2009) every rank ends up with the sum over all. The sums
+are checked in every iteration. Numbers are added a chunk at a time as one long integer, whose lanes of
+64 bits never overflow: that needs no package and is as fast as the network here.
+
+It has no timeouts of its own short of a minute, as a training job has none: what stands still, stalls.
+Run one process a rank: ``python -m lab.workloads.ring --rank 0 --peers 10.99.0.1,10.99.0.2``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+_LANE_BYTES = 8
+_JOIN_S = 60.0
+_PIECE_BYTES = 1 << 18
+
+
+class JobError(Exception):
+    """The job cannot go on; the text says why."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """How a rank's run went."""
+
+    rank: int
+    iterations: int = 0
+    errors: int = 0
+    right: bool = True
+    """Every sum was the sum."""
+    p50_ms: float = 0.0
+    stall_max_ms: float = 0.0
+    seconds: float = 0.0
+
+
+class Ring:
+    """One rank's two connections: from the rank before it, to the one behind it."""
+
+    def __init__(self, rank: int, peers: Sequence[str], port: int, patience_s: float) -> None:
+        """Meet the neighbours.
+
+        Raises:
+            JobError: they do not come within a minute.
+        """
+        self.rank, self.ranks = rank, len(peers)
+        self._patience_s = patience_s
+        family = socket.AF_INET6 if ":" in peers[rank] else socket.AF_INET
+        deadline_s = time.monotonic() + _JOIN_S
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((peers[rank], port))
+            listener.listen(1)
+            self._next = _reach(family, peers[rank], peers[(rank + 1) % self.ranks], port)
+            listener.settimeout(max(0.1, deadline_s - time.monotonic()))
+            try:
+                self._previous, _ = listener.accept()
+            except TimeoutError:
+                raise JobError("the rank before this one did not connect") from None
+        for end in (self._next, self._previous):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end.setblocking(False)
+        self._poll = select.poll()
+
+    def all_reduce(self, chunks: list[bytes]) -> list[bytes]:
+        """The sum over all ranks.
+
+        Args:
+            chunks: this rank's vector in as many parts as there are ranks, all of one length.
+        """
+        length = len(chunks[0])
+        for step in range(self.ranks - 1):
+            outgoing = (self.rank - step) % self.ranks
+            incoming = (outgoing - 1) % self.ranks
+            received = self._exchange(chunks[outgoing], length)
+            chunks[incoming] = _add(chunks[incoming], received)
+        for step in range(self.ranks - 1):
+            outgoing = (self.rank + 1 - step) % self.ranks
+            chunks[(outgoing - 1) % self.ranks] = self._exchange(chunks[outgoing], length)
+        return chunks
+
+    def close(self) -> None:
+        """End both connections."""
+        self._next.close()
+        self._previous.close()
+
+    def _exchange(self, data: bytes, expected: int) -> bytes:
+        """Send to the next rank while receiving from the one before."""
+        rest, received = memoryview(data), bytearray()
+        self._poll.register(self._previous, select.POLLIN)
+        self._poll.register(self._next, select.POLLOUT)
+        while rest or len(received) < expected:
+            ready = self._poll.poll(self._patience_s * 1000)
+            if not ready:
+                raise JobError(f"nothing moved for {self._patience_s:g} s")
+            for descriptor, _ in ready:
+                try:
+                    if descriptor == self._next.fileno():
+                        rest = rest[self._next.send(rest) :]
+                        if not rest:
+                            self._poll.unregister(self._next)
+                    else:
+                        piece = self._previous.recv(min(_PIECE_BYTES, expected - len(received)))
+                        if not piece:
+                            raise JobError("the rank before this one is gone")
+                        received += piece
+                        if len(received) == expected:
+                            self._poll.unregister(self._previous)
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    raise JobError(f"connection lost: {error}") from None
+        return bytes(received)
+
+
+def run(options: argparse.Namespace) -> Summary:
+    """Reduce until the time is over; rank 0 decides, and its word travels in the vector itself."""
+    peers = options.peers.split(",")
+    summary = Summary(options.rank)
+    lanes = max(2, options.bytes // len(peers) // _LANE_BYTES)
+    log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) if options.log else -1
+    took_ns: list[int] = []
+    ring = Ring(options.rank, peers, options.port, options.patience_s)
+    began_s = time.monotonic()
+    last = 0
+    while not last:
+        last = int(options.rank == 0 and time.monotonic() - began_s >= options.seconds)
+        number = summary.iterations % 1000
+        chunks = [_vector(options.rank + number, part, lanes, last) for part in range(len(peers))]
+        start_ns = time.monotonic_ns()
+        sums = ring.all_reduce(chunks)
+        ended_ns = time.monotonic_ns()
+        last = int.from_bytes(sums[0][:_LANE_BYTES], "little")
+        total = sum(rank + number for rank in range(len(peers)))
+        expected = [_vector(total, part, lanes, last, len(peers)) for part in range(len(peers))]
+        summary.right &= sums == expected
+        summary.iterations += 1
+        took_ns.append(ended_ns - start_ns)
+        if log >= 0:
+            os.write(log, b'{"at_ns":%d,"took_ns":%d}\n' % (time.time_ns(), took_ns[-1]))
+        time.sleep(options.compute_ms / 1000)
+    ring.close()
+    if log >= 0:
+        os.close(log)
+    summary.seconds = round(time.monotonic() - began_s, 3)
+    took_ns.sort()
+    summary.p50_ms = round(took_ns[len(took_ns) // 2] / 1e6, 3)
+    summary.stall_max_ms = round(took_ns[-1] / 1e6, 3)
+    return summary
+
+
+def _vector(value: int, part: int, lanes: int, flag: int, times: int = 1) -> bytes:
+    """A part of a vector: the flag in lane 0, ``value`` in half of the others, the part's number,
+    as often as there are ranks, in the rest."""
+    head = flag.to_bytes(_LANE_BYTES, "little")
+    lane = value.to_bytes(_LANE_BYTES, "little")
+    mark = (part * times).to_bytes(_LANE_BYTES, "little")
+    half = (lanes - 1) // 2
+    return head + lane * half + mark * (lanes - 1 - half)
+
+
+def _add(one: bytes, other: bytes) -> bytes:
+    total = int.from_bytes(one, "little") + int.from_bytes(other, "little")
+    return total.to_bytes(len(one), "little")
+
+
+def _reach(family: int, own: str, peer: str, port: int) -> socket.socket:
+    deadline_s = time.monotonic() + _JOIN_S
+    while True:
+        end = socket.socket(family)
+        end.bind((own, 0))
+        end.settimeout(max(0.1, deadline_s - time.monotonic()))
+        try:
+            end.connect((peer, port))
+        except OSError as error:
+            end.close()
+            if time.monotonic() > deadline_s:
+                raise JobError(f"{peer} cannot be reached: {error}") from None
+            time.sleep(0.05)
+        else:
+            return end
+
+
+def main() -> None:
+    """The command line of one rank; prints its summary as JSON and exits 1 where it failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument(
+        "--peers", required=True, help="addresses of all ranks, with commas between"
+    )
+    parser.add_argument("--port", type=int, default=29500)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--bytes", type=int, default=1 << 20, help="size of the vector")
+    parser.add_argument("--compute-ms", type=float, default=0.0, help="pause between iterations")
+    parser.add_argument(
+        "--patience-s", type=float, default=120.0, help="standstill that is an error"
+    )
+    parser.add_argument(
+        "--log", default="", help="file for the time of every iteration, JSON lines"
+    )
+    options = parser.parse_args()
+    try:
+        summary = run(options)
+    except JobError as error:
+        print(json.dumps({"rank": options.rank, "errors": 1, "error": str(error)}), flush=True)
+        sys.exit(1)
+    print(json.dumps(asdict(summary)), flush=True)
+    sys.exit(0 if summary.right else 1)
+
+
+if __name__ == "__main__":
+    main()
