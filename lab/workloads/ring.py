@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 _LANE_BYTES = 8
+_IPPROTO_MPTCP = 262
 _JOIN_S = 60.0
 _PIECE_BYTES = 1 << 18
 
@@ -47,7 +48,9 @@ class Summary:
 class Ring:
     """One rank's two connections: from the rank before it, to the one behind it."""
 
-    def __init__(self, rank: int, peers: Sequence[str], port: int, patience_s: float) -> None:
+    def __init__(
+        self, rank: int, peers: Sequence[str], port: int, patience_s: float, protocol: int
+    ) -> None:
         """Meet the neighbours.
 
         Raises:
@@ -57,11 +60,12 @@ class Ring:
         self._patience_s = patience_s
         family = socket.AF_INET6 if ":" in peers[rank] else socket.AF_INET
         deadline_s = time.monotonic() + _JOIN_S
-        with socket.socket(family) as listener:
+        with socket.socket(family, proto=protocol) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((peers[rank], port))
             listener.listen(1)
-            self._next = _reach(family, peers[rank], peers[(rank + 1) % self.ranks], port)
+            behind = peers[(rank + 1) % self.ranks]
+            self._next = _reach(family, protocol, peers[rank], behind, port)
             listener.settimeout(max(0.1, deadline_s - time.monotonic()))
             try:
                 self._previous, _ = listener.accept()
@@ -130,7 +134,8 @@ def run(options: argparse.Namespace) -> Summary:
     lanes = max(2, options.bytes // len(peers) // _LANE_BYTES)
     log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) if options.log else -1
     took_ns: list[int] = []
-    ring = Ring(options.rank, peers, options.port, options.patience_s)
+    protocol = _IPPROTO_MPTCP if options.mptcp else socket.IPPROTO_TCP
+    ring = Ring(options.rank, peers, options.port, options.patience_s, protocol)
     began_s = time.monotonic()
     last = 0
     while not last:
@@ -174,10 +179,10 @@ def _add(one: bytes, other: bytes) -> bytes:
     return total.to_bytes(len(one), "little")
 
 
-def _reach(family: int, own: str, peer: str, port: int) -> socket.socket:
+def _reach(family: int, protocol: int, own: str, peer: str, port: int) -> socket.socket:
     deadline_s = time.monotonic() + _JOIN_S
     while True:
-        end = socket.socket(family)
+        end = socket.socket(family, proto=protocol)
         end.bind((own, 0))
         end.settimeout(max(0.1, deadline_s - time.monotonic()))
         try:

@@ -37,6 +37,7 @@ class RingJob:
         compute_ms: float = 0.0,
         version: int = 4,
         patience_s: float = 120.0,
+        mptcp: bool = False,
     ) -> None:
         """
         Args:
@@ -46,6 +47,7 @@ class RingJob:
             compute_ms: pause between iterations.
             version: 4 or 6, of the addresses.
             patience_s: standstill that the job takes for an error.
+            mptcp: connect the addresses of rail 0 by multipath TCP over all rails.
         """
         self._fabric = fabric
         self._options = [
@@ -53,7 +55,9 @@ class RingJob:
             f"--bytes={vector_bytes}",
             f"--compute-ms={compute_ms}",
             f"--patience-s={patience_s}",
+            *(["--mptcp"] if mptcp else []),
         ]
+        self._mptcp = mptcp
         self._version = version
         self._folder = tempfile.TemporaryDirectory(prefix="evertick-job-")
         self._ranks: list[subprocess.Popen[Any]] = []
@@ -61,7 +65,11 @@ class RingJob:
     def __enter__(self) -> Self:
         topology = self._fabric.topology
         place = 0 if self._version == 4 else 1
-        peers = ",".join(topology.service_addresses(host)[place] for host in topology.host_names)
+        addresses = [topology.service_addresses(host)[place] for host in topology.host_names]
+        if self._mptcp:
+            addresses = [topology.rail_address(host, 0) for host in topology.host_names]
+            self._multipath()
+        peers = ",".join(addresses)
         for rank, host in enumerate(topology.host_names):
             words = [sys.executable, "-m", "lab.workloads.ring", f"--rank={rank}"]
             words += [f"--peers={peers}", f"--log={self._log(rank)}", *self._options]
@@ -71,6 +79,18 @@ class RingJob:
                 )
             )
         return self
+
+    def _multipath(self) -> None:
+        """Let every host open a subflow from each of its other rails, and offer them."""
+        topology = self._fabric.topology
+        for host, namespace in self._fabric.hosts.items():
+            lines = ["limits set subflows 8 add_addr_accepted 8"]
+            for rail in range(1, topology.rails):
+                address = topology.rail_address(host, rail)
+                lines.append(
+                    f"endpoint add {address} dev {topology.rail_names[rail]} subflow signal"
+                )
+            namespace.ip("mptcp endpoint flush\n" + "".join(f"mptcp {line}\n" for line in lines))
 
     def __exit__(
         self,
