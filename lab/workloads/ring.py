@@ -213,6 +213,7 @@ def main() -> None:
     parser.add_argument(
         "--log", default="", help="file for the time of every iteration, JSON lines"
     )
+    parser.add_argument("--mptcp", action="store_true", help="multipath TCP, the kernel's own")
     options = parser.parse_args()
     try:
         summary = run(options)
