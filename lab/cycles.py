@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from collectors.reflex.routes import PROTOCOL
 from lab import faults
 from lab.fabric import Fabric
 from lab.faults.base import Fault
@@ -50,6 +51,12 @@ def rail_in_use(fabric: Fabric, source: str, target: str) -> int:
     address = fabric.topology.service_addresses(target)[0]
     told = command(["ip", "-n", fabric.hosts[source].name, "route", "get", address]).split()
     return fabric.topology.rail_names.index(told[told.index("dev") + 1])
+
+
+def own_routes(fabric: Fabric, host: str) -> int:
+    """How many IPv4 routes of LinkPass's a host has."""
+    words = ["ip", "-n", fabric.hosts[host].name, "route", "show", "proto", str(PROTOCOL)]
+    return len(command(words).splitlines())
 
 
 def run(
