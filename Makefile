@@ -35,7 +35,8 @@ clean:  ## Remove the virtual environment (the data folder stays)
 	rm -rf $(VENV)
 
 packages:
-	@sh .ci/packages ip iproute2 nft nftables
+	@sh .ci/packages ip iproute2 nft nftables \
+	    clang clang llvm-strip llvm /usr/include/bpf/bpf_helpers.h libbpf-dev
 
 $(VENV)/bin/uv:
 	@test -n "$(PYTHON)" || { echo "Evertick needs Python 3.11 or later; install python3"; exit 2; }

@@ -6,6 +6,8 @@ and a Faust worker that expects four loops on the mismatch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 from confluent_kafka.error import KafkaError
@@ -51,8 +53,17 @@ def storage(spec: TopicSpec, budget_bytes: int | None) -> dict[str, str]:
     return config
 
 
-def ensure(kafka: KafkaSettings, budget_bytes: int | None = None) -> list[str]:
+def ensure(
+    kafka: KafkaSettings,
+    budget_bytes: int | None = None,
+    specs: Iterable[TopicSpec] = TOPICS.values(),
+) -> list[str]:
     """Create the topics that are missing.
+
+    Args:
+        kafka: the broker.
+        budget_bytes: see :func:`storage`.
+        specs: which; those of the contract.
 
     Returns:
         Names of those that were created, as on the broker.
@@ -68,7 +79,7 @@ def ensure(kafka: KafkaSettings, budget_bytes: int | None = None) -> list[str]:
             f"Kafka at {kafka.bootstrap} does not answer ({error.args[0].str()}); "
             "is it running, and is kafka.bootstrap right?"
         ) from None
-    missing = [spec for spec in TOPICS.values() if name_on_broker(kafka, spec.name) not in there]
+    missing = [spec for spec in specs if name_on_broker(kafka, spec.name) not in there]
     futures = (
         admin.create_topics(
             [

@@ -59,6 +59,8 @@ class Capability:
     """What was found, or why it does not work."""
     fix: str = ""
     """The command that would enable it; empty where it works or nothing can be done."""
+    optional: bool = False
+    """The collector does without it, less well."""
 
 
 class CollectorSettings(Section):

@@ -1,25 +1,36 @@
-"""Collector ``tcp``: every established TCP flow, from the kernel's ``sock_diag``, without root.
+"""Collector ``tcp``: every TCP flow of the host, by an eBPF program where that can be had, else from
+the kernel's ``sock_diag``, which needs no root.
 
-Segments and bytes are those of the interval: the difference to the last run, by socket cookie. Every
-run sees all established flows, so a flow that the last run did not see was established since, and
-all its counts belong to this interval. The first run only takes the counts down and yields nothing:
-what flows did before the agent started is not the interval's. What a flow did between the last run
-and its end is not seen, nor are flows that live shorter than an interval.
+With eBPF (:mod:`collectors.ebpf.watch`) it tells ``tcp.flow_stats``, and in their place ``tcp.flows``
+without it; never both, so that no flow counts twice.
+
+From ``sock_diag``: segments and bytes are those of the interval, the difference to the last run, by
+socket cookie. Every run sees all established flows, so a flow that the last run did not see was
+established since, and all its counts belong to this interval. The first run only takes the counts down
+and yields nothing: what flows did before the agent started is not the interval's. What a flow did
+between the last run and its end is not seen, nor are flows that live shorter than an interval.
 
 ``tcp_info`` grew with the kernel; fields that an older one does not have are 0.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from collectors.base import Collector, CollectorSettings, Host, Unavailable
+from bus import log
+from bus.settings import Words
+from collectors.base import Capability, Collector, CollectorSettings, Host, Unavailable
+from collectors.ebpf import cgroup
+from collectors.ebpf.flows import Flows, possible
+from collectors.ebpf.namespaces import is_the_hosts
+from collectors.ebpf.watch import NoEbpf
+from collectors.endpoints import Ends, ends
 from collectors.netlink import NetlinkError, NetlinkSocket, attributes
 from schemas.event import Batch, Event
 from schemas.identity import content_id
@@ -42,7 +53,17 @@ _COOKIE = struct.Struct("=Q")
 # struct tcp_info of linux/tcp.h: rtt, snd_cwnd, total_retrans, bytes_acked, bytes_received, segs_out,
 # delivery_rate.
 _INFO = struct.Struct("=68xI8xI16xI16xQQI20xQ")
-_V4_MAPPED = bytes(10) + b"\xff\xff"
+
+_log = log.get(__name__)
+
+
+def _patterns(patterns: list[str]) -> list[str]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+    return patterns
 
 
 class TcpError(NetlinkError):
@@ -66,15 +87,6 @@ class Gauges(NamedTuple):
     delivery_rate_bytes_per_s: int
 
 
-class Ends(NamedTuple):
-    """The two ends of a flow, for people."""
-
-    local: str
-    remote: str
-    loopback: bool
-    """It does not leave the host."""
-
-
 class TcpSettings(CollectorSettings):
     """Settings of collector ``tcp``."""
 
@@ -82,13 +94,21 @@ class TcpSettings(CollectorSettings):
     """Observe also flows that do not leave the host."""
     rows_max: Annotated[int, Field(ge=1, le=Batch.ROWS_MAX)] = 1000
     """Flows in one message; more are split into several."""
+    ebpf: bool = True
+    """Watch flows by an eBPF program where this host allows it."""
+    all_namespaces: bool | None = None
+    """Watch by it the flows of all network namespaces, such as those of containers. None: only where
+    the agent is in the host's own."""
+    job_patterns: Annotated[Words, AfterValidator(_patterns)] = list(cgroup.PATTERNS)
+    """Regular expressions for the paths of the cgroups that belong to jobs; the first that fits names
+    the job by its first group."""
 
 
 class TcpCollector(Collector):
     """See the module."""
 
     name: ClassVar[str] = "tcp"
-    about: ClassVar[str] = "round-trip time, retransmits, window and bytes of established TCP flows"
+    about: ClassVar[str] = "round-trip time, retransmits, window and bytes of TCP flows"
     interval_s: ClassVar[float] = 5.0
     Settings = TcpSettings
 
@@ -96,6 +116,59 @@ class TcpCollector(Collector):
 
     def __init__(self, host: Host, settings: TcpSettings) -> None:
         super().__init__(host, settings)
+        self._source: Flows | SockDiag
+        if settings.ebpf:
+            try:
+                self._source = Flows(
+                    host,
+                    settings.job_patterns,
+                    is_the_hosts() if settings.all_namespaces is None else settings.all_namespaces,
+                    settings.include_loopback,
+                )
+                return
+            except NoEbpf as reason:
+                _log.info("TCP flows are read from sock_diag", reason=str(reason), fix=reason.fix)
+        self._source = SockDiag(host, settings.include_loopback)
+
+    def collect(self) -> Iterator[Event]:
+        """``TcpFlowStats`` or ``TcpFlows`` of at most ``rows_max`` rows each; nothing where there is
+        no flow."""
+        return self._source.collect(self.settings.rows_max)
+
+    def close(self) -> None:
+        """Detach the programs, close the socket."""
+        self._source.close()
+
+    @classmethod
+    def capabilities(cls, host: Host, settings: TcpSettings) -> list[Capability]:
+        """Both ways to see flows; programs are loaded for it, but attached to nothing."""
+        found = []
+        try:
+            SockDiag(host, settings.include_loopback).close()
+            found.append(Capability("sock_diag", True, "established flows, read once an interval"))
+        except Unavailable as reason:
+            found.append(Capability("sock_diag", False, str(reason)))
+        if not settings.ebpf:
+            return found
+        try:
+            found.append(Capability("eBPF", True, possible()))
+        except NoEbpf as reason:
+            less = f"{reason}; so no histograms, episodes of loss, jobs of flows"
+            found.append(Capability("eBPF", False, less, reason.fix, optional=True))
+        return found
+
+
+class SockDiag:
+    """Flows from ``sock_diag``."""
+
+    def __init__(self, host: Host, include_loopback: bool) -> None:
+        """Open the socket.
+
+        Raises:
+            Unavailable: the kernel has none.
+        """
+        self._host = host
+        self._include_loopback = include_loopback
         try:
             self._socket = NetlinkSocket(
                 _NETLINK_SOCK_DIAG, receive_buffer_bytes=_RECEIVE_BUFFER_BYTES
@@ -107,15 +180,15 @@ class TcpCollector(Collector):
         self._before_ns: int | None = None
         self._known: dict[int, tuple[Ends, Counts]] = {}
 
-    def collect(self) -> Iterator[Event]:
-        """``TcpFlows`` of at most ``rows_max`` rows each; nothing where there is no flow."""
+    def collect(self, rows_max: int) -> Iterator[Event]:
+        """``TcpFlows`` since the last call, in parts of so many rows."""
         bodies = [
             message.body
             for family in _families()
             for message in self._socket.dump(_SOCK_DIAG_BY_FAMILY, request(family))
             if message.type == _SOCK_DIAG_BY_FAMILY
         ]
-        now = self.host.clock.read()
+        now = self._host.clock.read()
         first = self._before_ns is None
         from_ns = now.ns if self._before_ns is None else min(self._before_ns, now.ns)
         known: dict[int, tuple[Ends, Counts]] = {}
@@ -123,21 +196,21 @@ class TcpCollector(Collector):
         for body in bodies:
             cookie, counts, gauges = parse_flow(body)
             before = self._known.get(cookie)
-            ends, earlier = (parse_ends(body), _NOTHING) if before is None else before
-            known[cookie] = ends, counts
-            if self.settings.include_loopback or not ends.loopback:
-                rows.append(row(ends, earlier, counts, gauges))
+            between, earlier = (parse_ends(body), _NOTHING) if before is None else before
+            known[cookie] = between, counts
+            if self._include_loopback or not between.loopback:
+                rows.append(row(between, earlier, counts, gauges))
         self._before_ns, self._known = now.ns, known
         if first:
             return
-        for part, start in enumerate(range(0, len(rows), self.settings.rows_max)):
-            columns = zip(*rows[start : start + self.settings.rows_max], strict=True)
+        for part, start in enumerate(range(0, len(rows), rows_max)):
+            columns = zip(*rows[start : start + rows_max], strict=True)
             yield TcpFlows(
-                id=content_id("tcp.flows", self.host.node, from_ns, now.ns, part),
-                zone=self.host.zone,
+                id=content_id("tcp.flows", self._host.node, from_ns, now.ns, part),
+                zone=self._host.zone,
                 at_ns=now.ns,
                 clock_error_ns=now.error_ns,
-                node=self.host.node,
+                node=self._host.node,
                 from_ns=from_ns,
                 columns=TcpFlowColumns(
                     **dict(zip(TcpFlowColumns.model_fields, map(list, columns), strict=True))
@@ -195,19 +268,16 @@ def parse_ends(body: bytes) -> Ends:
         local, remote = local[:4], remote[:4]
     elif family != socket.AF_INET6:
         raise TcpError(f"address family {family}")
-    local, remote = local.removeprefix(_V4_MAPPED), remote.removeprefix(_V4_MAPPED)
-    return Ends(
-        _end(local, local_port),
-        _end(remote, remote_port),
-        local == remote or ip_address(local).is_loopback or ip_address(remote).is_loopback,
+    return ends(
+        local, int.from_bytes(local_port, "big"), remote, int.from_bytes(remote_port, "big")
     )
 
 
-def row(ends: Ends, before: Counts, counts: Counts, gauges: Gauges) -> tuple[str | int, ...]:
+def row(between: Ends, before: Counts, counts: Counts, gauges: Gauges) -> tuple[str | int, ...]:
     """A row in the order of ``TcpFlowColumns``."""
     return (
-        ends.local,
-        ends.remote,
+        between.local,
+        between.remote,
         gauges.rtt_us,
         gauges.cwnd_segments,
         (counts.segments_sent - before.segments_sent) & 0xFFFFFFFF,
@@ -216,12 +286,6 @@ def row(ends: Ends, before: Counts, counts: Counts, gauges: Gauges) -> tuple[str
         max(0, counts.bytes_received - before.bytes_received),
         gauges.delivery_rate_bytes_per_s,
     )
-
-
-def _end(address: bytes, port: bytes) -> str:
-    number = int.from_bytes(port, "big")
-    shown = ip_address(address)
-    return f"{shown}:{number}" if shown.version == 4 else f"[{shown}]:{number}"
 
 
 def _families() -> tuple[int, ...]:

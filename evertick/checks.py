@@ -222,7 +222,7 @@ def permissions(root: Path = Path("/")) -> Check:
 
 
 def ebpf(root: Path = Path("/"), allowed: int | None = None) -> Check:
-    """Whether programs can be put into the kernel. No collector needs that today.
+    """Whether programs can be put into the kernel, as collector ``tcp`` would.
 
     ``allowed`` in place of asking the kernel: 0 for yes, an errno for no.
     """

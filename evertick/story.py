@@ -7,6 +7,9 @@ stand in for them.
 Lines are ordered by time, except that an effect never stands before its cause: clocks of two hosts
 may disagree by less than their error bound, and a story whose outcome comes before its action helps
 nobody. The time shown is always the one that was stated.
+
+A fault of the network is told by many at once. Symptoms of one kind that came together are one line,
+and of revisions that followed one another at once, the last is told.
 """
 
 from __future__ import annotations
@@ -19,6 +22,12 @@ from evertick import wording
 from schemas.action import Action, ActionMode, Outcome
 from schemas.incident import Incident, IncidentState, Symptom
 from schemas.signal import Evidence, Phase, Signal
+
+_TOGETHER_NS = 1_000_000_000
+_AT_ONCE_NS = 250_000_000
+_TOGETHER_MIN = 4
+_MANY = ("path.", "link.")
+"""Kinds that come in crowds."""
 
 
 class What(IntEnum):
@@ -138,7 +147,20 @@ def _seen(signals: list[Signal], revisions: list[Incident]) -> list[_Draft]:
 
     raised: dict[str, _Draft] = {}
     phases = list(Phase)
+    crowds = _crowds(signals)
+    told_of: dict[str, _Draft] = {}
     for signal in sorted(signals, key=lambda s: (phases.index(s.phase), s.at_ns)):
+        crowd = crowds.get(signal.id)
+        if crowd is not None:
+            if crowd[0].id not in told_of:
+                told_of[crowd[0].id] = _of_crowd(crowd)
+                drafts.append(told_of[crowd[0].id])
+            draft = told_of[crowd[0].id]
+            if signal.phase is Phase.RAISED:
+                raised.setdefault(signal.episode, draft)
+            elif (begun := raised.get(signal.episode)) is not None and begun not in draft.after:
+                draft.after.append(begun)
+            continue
         observe(signal.subject, signal.evidence)
         text = f"{signal.kind} {signal.phase}"
         if signal.phase is not Phase.CLEARED:
@@ -164,23 +186,69 @@ def _seen(signals: list[Signal], revisions: list[Incident]) -> list[_Draft]:
     return [*evidence.values(), *drafts]
 
 
+def _crowds(signals: list[Signal]) -> dict[str, list[Signal]]:
+    """Signals of one kind and phase that came together on many subjects, by the id of each."""
+    found: dict[str, list[Signal]] = {}
+    alike: dict[tuple[str, Phase], list[Signal]] = {}
+    for signal in sorted(signals, key=lambda s: (s.at_ns, s.id)):
+        if not signal.kind.startswith(_MANY):
+            continue
+        crowd = alike.setdefault((signal.kind, signal.phase), [])
+        if crowd and signal.at_ns - crowd[0].at_ns > _TOGETHER_NS:
+            crowd = alike[signal.kind, signal.phase] = []
+        crowd.append(signal)
+        found[signal.id] = crowd
+    return {
+        name: crowd
+        for name, crowd in found.items()
+        if len({signal.subject for signal in crowd}) >= _TOGETHER_MIN
+    }
+
+
+def _of_crowd(crowd: list[Signal]) -> _Draft:
+    """A crowd in one line: how many, how long it took them, and what the first says."""
+    first, last = crowd[0], crowd[-1]
+    subjects = {signal.subject for signal in crowd}
+    within = wording.span(last.at_ns - first.at_ns)
+    stalls = [one for signal in crowd if isinstance(one := signal.attributes.get("stall_ns"), int)]
+    stalled = f", flows stood still for up to {wording.span(max(stalls))}" if any(stalls) else ""
+    text = f"{first.kind} {first.phase} on {len(subjects)} within {within}{stalled}"
+    text += f"; the first: {first.summary}"
+    return _Draft(first.at_ns, What.SYMPTOM, text, first.subject, first.severity, first.id)
+
+
 def _understood(revisions: list[Incident]) -> dict[int, _Draft]:
-    """The revisions, each with what it changed; one that changed nothing worth a line has no text
-    and only holds its place."""
+    """The revisions, each with what it changed; one that changed nothing worth a line, or that was
+    followed at once by the next, has no text and only holds its place."""
     drafts: dict[int, _Draft] = {}
     before: Incident | None = None
-    for revision in revisions:
+    told: Incident | None = None
+    for index, revision in enumerate(revisions):
+        passing = index + 1 < len(revisions) and _passes(told, revision, revisions[index + 1])
         drafts[revision.revision] = _Draft(
             revision.at_ns,
             What.INCIDENT,
-            "; ".join(_changes(before, revision)),
+            "" if passing else "; ".join(_changes(told, revision)),
             revision.subject,
             revision.severity,
             revision.id,
             [drafts[before.revision]] if before else [],
         )
         before = revision
+        if not passing:
+            told = revision
     return drafts
+
+
+def _passes(told: Incident | None, now: Incident, following: Incident) -> bool:
+    """Only a guess on the way: the next revision came at once, by one more symptom, and where it
+    stands is unchanged."""
+    return (
+        told is not None
+        and len(following.symptoms) > len(now.symptoms)
+        and following.at_ns - now.at_ns <= _AT_ONCE_NS
+        and (told.state, told.reopened) == (now.state, now.reopened)
+    )
 
 
 def _changes(before: Incident | None, now: Incident) -> list[str]:
@@ -209,11 +277,35 @@ def _changes(before: Incident | None, now: Incident) -> list[str]:
 
 
 def _of_state(now: Incident) -> str:
+    if now.merged_into is not None:
+        return f"has one cause with incident {wording.short(now.merged_into)} and goes on in it"
     if now.state is not IncidentState.RESOLVED:
-        return str(now.state)
+        return f"{now.state}{_helped(now)}"
     end_ns = now.resolved_ns if now.resolved_ns is not None else now.at_ns
-    cost = f", cost {wording.gpu_time(now.cost_gpu_s)}" if now.cost_gpu_s else ""
-    return f"resolved after {wording.span(max(0, end_ns - now.opened_ns))}{cost}"
+    told = f"resolved after {wording.span(max(0, end_ns - now.opened_ns))}"
+    if now.cost_gpu_s:
+        told += f", cost {wording.gpu_time(now.cost_gpu_s)}"
+    if now.failovers:
+        told += f", {_bridged(now)}"
+    return told
+
+
+def _helped(now: Incident) -> str:
+    """What holds the trouble off while it lasts."""
+    lasts = any(one.cleared_ns is None and one.severity != "info" for one in now.symptoms)
+    if now.state is IncidentState.OPEN or now.failovers <= now.failbacks or not lasts:
+        return ""
+    where = "in part on other paths" if now.state is IncidentState.MITIGATING else "on other paths"
+    return f": the traffic is {where} ({wording.times(now.failovers, 'failover')})"
+
+
+def _bridged(now: Incident) -> str:
+    told = wording.times(now.failovers, "failover")
+    if now.stall_ns:
+        told += f", flows stood still for {wording.span(now.stall_ns)} at most"
+    if now.restart_cost_gpu_s:
+        told += f", a restart would have cost {wording.gpu_time(now.restart_cost_gpu_s)}"
+    return told
 
 
 def _new_victims(before: Incident | None, now: Incident) -> list[str]:

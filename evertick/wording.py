@@ -13,6 +13,13 @@ from schemas.incident import Incident, Recommendation
 from schemas.inventory import InventoryItem, InventoryJob, InventoryLink, InventoryNode
 from schemas.kernel import KernelReport
 from schemas.packet import LinkTransition
+from schemas.path import (
+    FlowStall,
+    HeartbeatsRefused,
+    PathTransition,
+    ReflexOutcome,
+    RouteMove,
+)
 from schemas.signal import Signal
 
 SHORT_ID = 8
@@ -59,6 +66,11 @@ def gpu_time(seconds: float) -> str:
     return f"{seconds:.0f} GPU-seconds" if seconds < 3600 else f"{seconds / 3600:.1f} GPU-hours"
 
 
+def times(count: int, what: str) -> str:
+    """``1 failover``, ``12 failovers``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def short(identifier: str) -> str:
     """An id as it is shown."""
     return identifier[:SHORT_ID]
@@ -91,6 +103,52 @@ def _(event: LinkTransition) -> str:
         state = "carrier" if event.carrier else "no carrier"
     unseen = f", {event.unseen} losses unseen" if event.unseen else ""
     return f"{event.schema_name} {event.subject} {state}{unseen}"
+
+
+@line.register
+def _(event: PathTransition) -> str:
+    left = f", {event.paths_alive} left to {event.peer}"
+    if event.alive:
+        lasted = span(max(0, event.at_ns - event.since_ns))
+        return f"{event.schema_name} {event.subject} alive again after {lasted}{left}"
+    return f"{event.schema_name} {event.subject} dead, {event.fault or 'silent'}{left}"
+
+
+@line.register
+def _(event: RouteMove) -> str:
+    to_path = event.to_path or "no path of ours"
+    came = f"from {event.from_path} " if event.from_path else ""
+    took = (
+        f" {span(max(0, event.at_ns - event.failed_ns))} after its last sign of life"
+        if event.failed_ns
+        else ""
+    )
+    dry = ", dry run" if event.dry_run else ""
+    return f"{event.reason} of {event.peer} on {event.node} {came}to {to_path}{took}{dry}"
+
+
+@line.register
+def _(event: FlowStall) -> str:
+    return (
+        f"{event.schema_name} {event.subject} {event.flows} flows to {event.peer} stood still for "
+        f"up to {span(event.stall_ns)}, {event.flows_recovered} went on"
+    )
+
+
+@line.register
+def _(event: HeartbeatsRefused) -> str:
+    counts = ((name, getattr(event, name)) for name in ("forged", "replayed", "malformed"))
+    told = ", ".join(f"{count} {name}" for name, count in counts if count)
+    more = f", {event.unprocessed} not looked at" if event.unprocessed else ""
+    return f"{event.schema_name} {event.node}/{event.interface} {told or 'none read'}{more}"
+
+
+@line.register
+def _(event: ReflexOutcome) -> str:
+    return (
+        f"{event.remedy} ({event.purpose}) on {event.target} {event.status} for {event.subject}: "
+        f"{event.detail}"
+    )
 
 
 @line.register
@@ -134,8 +192,9 @@ def _(event: Signal) -> str:
 
 @line.register
 def _(event: Incident) -> str:
+    into = f", goes on in {short(event.merged_into)}" if event.merged_into else ""
     return (
-        f"{short(event.incident)} revision {event.revision} {event.state} {event.kind} "
+        f"{short(event.incident)} revision {event.revision} {event.state}{into} {event.kind} "
         f"{event.subject} {event.severity}: {event.summary}"
     )
 

@@ -85,13 +85,52 @@ QUERIES: dict[str, Query] = {
         GROUP BY subject HAVING losses > 0 ORDER BY losses DESC LIMIT {limit:UInt32}
         """,
     ),
+    "path_transitions": Query(
+        "every death and return of a node's paths",
+        f"""
+        SELECT {_ns("at")}, subject, peer, interface, alive, fault, {_ns("since")}, paths_alive
+        FROM path_transitions FINAL
+        WHERE node = {{node:String}} AND at >= fromUnixTimestamp64Nano({{since_ns:Int64}})
+        ORDER BY at
+        """,
+    ),
+    "failovers": Query(
+        "routes that LinkPass moved, how fast, and how long flows stood still",
+        """
+        SELECT node, peer, reason, countDistinct(m.id) AS moves,
+               quantileExact(0.5)((toUnixTimestamp64Nano(m.at) - toUnixTimestamp64Nano(m.failed)) / 1e6)
+                   AS moved_p50_ms,
+               max(s.stall_ns) / 1e6 AS stall_max_ms, sum(s.flows) AS flows
+        FROM route_moves AS m FINAL
+        LEFT JOIN flow_stalls AS s FINAL
+            ON s.node = m.node AND s.subject = m.subject AND s.failed = m.failed
+        WHERE m.at >= fromUnixTimestamp64Nano({since_ns:Int64}) AND NOT m.dry_run
+          AND reason = 'failover'
+        GROUP BY node, peer, reason ORDER BY moves DESC LIMIT {limit:UInt32}
+        """,
+    ),
+    "path_health": Query(
+        "paths by share of heartbeats lost",
+        """
+        SELECT node, path, peer, interface, sum(heartbeats_expected) AS expected,
+               expected - sum(heartbeats_heard) AS lost, if(expected = 0, 0, lost / expected) AS loss,
+               quantileTDigest(0.5)(rtt_p50_us) AS rtt_p50_us, max(rtt_max_us) AS rtt_max_us
+        FROM path_health
+        WHERE at >= fromUnixTimestamp64Nano({since_ns:Int64}) AND alive
+        GROUP BY node, path, peer, interface ORDER BY loss DESC LIMIT {limit:UInt32}
+        """,
+    ),
     "slow_paths": Query(
         "pairs of hosts by share of segments sent again",
         """
         SELECT node, replaceRegexpOne(remote, ':\\d+$', '') AS destination, sum(segments_sent) AS sent,
                sum(segments_retransmitted) AS again, again / sent AS ratio,
                quantileTDigest(0.5)(rtt_us) AS rtt_p50_us, quantileTDigest(0.99)(rtt_us) AS rtt_p99_us
-        FROM tcp_flows WHERE at >= fromUnixTimestamp64Nano({since_ns:Int64})
+        FROM (SELECT node, at, remote, segments_sent, segments_retransmitted, rtt_us FROM tcp_flows
+              UNION ALL
+              SELECT node, at, remote, segments_sent, segments_retransmitted, rtt_us
+              FROM tcp_flow_stats)
+        WHERE at >= fromUnixTimestamp64Nano({since_ns:Int64})
         GROUP BY node, destination HAVING sent > 0 ORDER BY ratio DESC LIMIT {limit:UInt32}
         """,
     ),

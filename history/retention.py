@@ -17,7 +17,7 @@ from history.client import first_line
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-SAMPLES = ("tcp_flows", "interface_counters", "path_health")
+SAMPLES = ("tcp_flows", "tcp_flow_stats", "interface_counters", "path_health")
 EVENTS = (
     "link_transitions",
     "path_transitions",

@@ -18,7 +18,7 @@ from schemas.event import Batch, Event
 from schemas.incident import Incident
 from schemas.inventory import InventoryItem
 from schemas.kernel import KernelReport
-from schemas.packet import InterfaceCounters, LinkTransition, TcpFlows
+from schemas.packet import InterfaceCounters, LinkTransition, TcpFlows, TcpFlowStats
 from schemas.path import (
     FlowStall,
     HeartbeatsRefused,
@@ -36,6 +36,7 @@ _HEAD_BYTES = 512
 
 _BATCHES: dict[type[Batch], str] = {
     TcpFlows: "tcp_flows",
+    TcpFlowStats: "tcp_flow_stats",
     InterfaceCounters: "interface_counters",
     PathHealth: "path_health",
 }

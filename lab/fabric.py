@@ -6,12 +6,11 @@ them. The leaf's end of a cable is where faults are made, so that the host canno
 Every namespace's name carries a tag of the lab, and a file of that tag names the process that owns it.
 A lab whose owner is gone (killed, crashed) is taken away when the next one begins; one that lives is
 never touched. Needs root and iproute2; a namespace of users will do for root where the kernel lets
-everyone make one: ``unshare --user --map-root-user --net --mount``.
+everyone make one (:mod:`lab.rootless`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
@@ -20,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lab.namespace import CommandFailed, Namespace, command
+from lab import rootless
+from lab.namespace import CommandFailed, Namespace, kill_inhabitants, remove
 from lab.topology import SERVICE, Topology
 
 _OWNERS = Path("/run/evertick-lab")
@@ -58,8 +58,7 @@ class Fabric:
         if why:
             raise NoLab(why)
         sweep()
-        _OWNERS.mkdir(exist_ok=True)
-        (_OWNERS / self.tag).write_text(_identity(os.getpid()))
+        _own(self.tag)
         try:
             self._make()
         except CommandFailed as error:
@@ -79,8 +78,7 @@ class Fabric:
         self.close()
 
     def close(self) -> None:
-        """Take it away; a process that still runs inside keeps its namespace, nameless, until it
-        ends."""
+        """Take it away; processes that still run inside are killed."""
         for namespace in (*self.hosts.values(), *self.leaves):
             namespace.close()
         self.hosts, self.leaves = {}, []
@@ -88,10 +86,10 @@ class Fabric:
 
     def _make(self) -> None:
         topology = self.topology
-        names = [*topology.host_names, *topology.leaf_names]
-        command(["ip", "-batch", "-"], "".join(f"netns add {self._name(name)}\n" for name in names))
-        self.hosts = {name: Namespace(self._name(name)) for name in topology.host_names}
-        self.leaves = [Namespace(self._name(name)) for name in topology.leaf_names]
+        for name in topology.host_names:
+            self.hosts[name] = Namespace(self._name(name), name)
+        for name in topology.leaf_names:
+            self.leaves.append(Namespace(self._name(name), name))
         for namespace in self.hosts.values():
             namespace.sysctl(
                 {
@@ -193,9 +191,11 @@ def missing() -> str:
             package = "nftables" if program == "nft" else "iproute2"
             return f"the lab needs the command {program} (Debian: apt install {package})"
     if os.geteuid() != 0:
+        why = rootless.refused()
         return (
-            "the lab makes network namespaces and needs root; where the kernel lets everyone make "
-            "namespaces of users, run it under: unshare --user --map-root-user --net --mount"
+            f"the lab makes network namespaces and needs root; {why}"
+            if why
+            else "the lab needs root; without it, run it under: python -m lab.rootless COMMAND"
         )
     return ""
 
@@ -222,10 +222,17 @@ def _remove(tag: str) -> None:
     if _NAMES.is_dir():
         for name in os.listdir(_NAMES):
             if name.startswith(f"{_PREFIX}{tag}-"):
-                # Somebody else's sweep may have been quicker.
-                with contextlib.suppress(CommandFailed):
-                    command(["ip", "netns", "del", name])
+                kill_inhabitants(name)
+                remove(name)
     (_OWNERS / tag).unlink(missing_ok=True)
+
+
+def _own(tag: str) -> None:
+    """Write who owns a lab, in one step: another lab's sweep may be looking."""
+    _OWNERS.mkdir(exist_ok=True)
+    draft = _OWNERS.with_suffix(f".{tag}")
+    draft.write_text(_identity(os.getpid()))
+    draft.rename(_OWNERS / tag)
 
 
 def _identity(pid: int) -> str:

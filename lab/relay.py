@@ -32,6 +32,7 @@ class Relay:
         self._listeners = [
             (namespace.call(_listen, port), port) for namespace in namespaces for port in ports
         ]
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
 
@@ -50,14 +51,14 @@ class Relay:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        for listener, _ in self._listeners:
-            listener.close()
 
     async def _serve(self) -> None:
         for listener, port in self._listeners:
-            await asyncio.start_server(_passing_to(port), sock=listener)
+            self._servers.append(await asyncio.start_server(_passing_to(port), sock=listener))
 
     async def _end(self) -> None:
+        for server in self._servers:
+            server.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -76,22 +77,25 @@ def _passing_to(
     port: int,
 ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
+        ends = [writer]
+        # Nobody may be listening out here; and when the lab ends this is cancelled.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            writer.close()
-            return
-        # Ended from outside when the lab ends: asyncio would complain of it.
-        with contextlib.suppress(asyncio.CancelledError):
+            ends.append(far_writer)
             await asyncio.gather(_pump(reader, far_writer), _pump(far_reader, writer))
+        for end in ends:
+            end.close()
 
     return serve
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    # A connection that breaks is ended on both sides; who uses it sees that.
-    with contextlib.suppress(OSError):
+    try:
         while piece := await reader.read(_PIECE_BYTES):
             writer.write(piece)
             await writer.drain()
-    writer.close()
+        # That side has said all; the answer may still be on its way.
+        writer.write_eof()
+    except OSError:
+        # What broke on one side breaks on the other: who uses it sees that.
+        writer.transport.abort()

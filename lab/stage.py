@@ -20,7 +20,7 @@ from lab.fabric import Fabric
 from lab.relay import Relay
 from lab.sandbox import Part, Sandbox
 from lab.topology import Topology
-from lab.truth import Truth
+from lab.truth import published
 from schemas.event import Event
 from schemas.registry import encode, topic_of
 
@@ -63,7 +63,7 @@ class Stage:
             port = int(self.kafka.bootstrap.rpartition(":")[2])
             stack.enter_context(Relay(self.fabric.hosts.values(), [port]))
             self._producer = Producer(self.kafka.client("lab"))
-            self.truth = Truth()
+            self.truth = stack.enter_context(published(self.kafka))
             self._stack = stack.pop_all()
         return self
 
@@ -91,8 +91,8 @@ class Stage:
         """
         config = self.sandbox.folder / f"{host}.toml"
         config.write_text(self._settings(host, peers))
-        argv = ["ip", "netns", "exec", self.fabric.hosts[host].name, sys.executable, "-m"]
-        argv += ["evertick", "--config", str(config), "agent"]
+        command = [sys.executable, "-m", "evertick", "--config", str(config), "agent"]
+        argv = self.fabric.hosts[host].words(command)
         self.agents[host] = self.sandbox.run(f"agent-{host}", argv)
         return self.agents[host]
 

@@ -9,8 +9,9 @@ addresses, which belong to no NIC; which rail leads to one is a matter of routes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import tomllib
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 from schemas import identity
 from schemas.identity import content_id
@@ -43,6 +44,22 @@ class Topology:
         if self.rate_mbps < 0 or 0 < self.rate_mbps < 10:
             raise ValueError(f"a rate of {self.rate_mbps} Mb/s; at least 10, or 0 for no bound")
 
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """A topology from a file that names what differs from the default: ``hosts = 8``.
+
+        Raises:
+            ValueError: no TOML, an unknown name, or a number that cannot be.
+        """
+        table = tomllib.loads(text)
+        known = [field.name for field in fields(cls)]
+        for name, value in table.items():
+            if name not in known:
+                raise ValueError(f"topology: no setting {name!r}; there are {', '.join(known)}")
+            if type(value) is not int:
+                raise ValueError(f"topology: {name} = {value!r}; write a whole number")
+        return cls(**table)
+
     @property
     def host_names(self) -> list[str]:
         """``host-1`` …"""
@@ -74,9 +91,10 @@ class Topology:
         Raises:
             ValueError: there is no such host.
         """
-        if host not in self.host_names:
+        digits = host.removeprefix("host-")
+        if not digits.isdecimal() or not 1 <= int(digits) <= self.hosts or host == digits:
             raise ValueError(f"no host {host!r}; there are host-1 to host-{self.hosts}")
-        return int(host.removeprefix("host-"))
+        return int(digits)
 
     def port(self, host: str) -> str:
         """The leaf's port that a host is cabled to; the same name on every leaf."""

@@ -166,6 +166,8 @@ class Notify(Remedy):
             step(purpose=notice.FIRING, receiver=name)
             for name, (receiver, _) in doors.items()
             if in_scope(incident, receiver.kinds, receiver.severity_min)
+            # One that goes on in another is told by that.
+            and incident.merged_into is None
         ]
         if incident.state is IncidentState.RESOLVED:
             # To all: whoever heard of its beginning, under whatever kind, hears of its end.

@@ -12,6 +12,7 @@ were taken, in the manner of ClockBound: the true time lies within ``at_ns ± cl
 from __future__ import annotations
 
 from array import array
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -91,11 +92,15 @@ class Columns(BaseModel):
     )
 
     _integers: ClassVar[tuple[str, ...]] = ()
+    _lists: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         cls._integers = tuple(
             name for name, field in cls.model_fields.items() if field.annotation == list[int]
+        )
+        cls._lists = tuple(
+            name for name, field in cls.model_fields.items() if field.annotation == list[list[int]]
         )
 
     @model_validator(mode="after")
@@ -108,6 +113,11 @@ class Columns(BaseModel):
             try:
                 # The range of a whole column in one C call: five times cheaper than a bound an item.
                 array("Q", columns[name])
+            except OverflowError:
+                raise ValueError(f"{name}: a value is negative or over 64 bits") from None
+        for name in self._lists:
+            try:
+                array("Q", chain.from_iterable(columns[name]))
             except OverflowError:
                 raise ValueError(f"{name}: a value is negative or over 64 bits") from None
         return self

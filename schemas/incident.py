@@ -7,8 +7,11 @@ of them in order are its story. Life::
       ▲                         │
       └──────── reopens ────────┘
 
-``mitigated`` means that every symptom has cleared (or a remedy took hold) and the incident waits out
-its quiet time; a symptom that comes back in that time reopens it. ``resolved`` is final.
+``mitigated`` means that every symptom has cleared, or that a remedy took hold while the cause lasts
+(traffic rides on other paths). Once every symptom has cleared and every such remedy is undone, the
+incident waits out its quiet time; a symptom that comes back in that time reopens it. ``resolved`` is
+final. Two incidents that prove to have one cause become one: the later is resolved and names the
+earlier in ``merged_into``, which goes on with the symptoms of both.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from schemas.event import Count, Event, Identifier, Nanoseconds, Positive, Revis
 from schemas.identity import Subject
 from schemas.registry import event
 from schemas.signal import EVIDENCE_MAX, Evidence, Severity
+
+FLOWS_MAX = 32
 
 
 class IncidentState(StrEnum):
@@ -66,13 +71,17 @@ class Symptom(BaseModel):
 class Victims(BaseModel):
     """Whom an incident hurts."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="ignore", use_attribute_docstrings=True
+    )
 
     nodes: list[Subject] = []
     nics: list[Subject] = []
     gpus: list[Subject] = []
     jobs: list[Subject] = []
     ranks: list[Subject] = []
+    flows: Annotated[list[str], Field(max_length=FLOWS_MAX)] = []
+    """Some of the TCP flows that stood still, ``local->remote``."""
 
 
 class Recommendation(BaseModel):
@@ -114,6 +123,16 @@ class Incident(Event):
     recommendation: Recommendation | None = None
     cost_gpu_s: Annotated[float, Field(ge=0)] = 0.0
     """GPU-seconds of the victims' jobs that passed while it was open."""
+    stall_ns: Count = 0
+    """The longest that a TCP flow stood still around a failover, as the flows themselves tell."""
+    failovers: Count = 0
+    """Times that traffic was moved off a path for it by a node's own reflex."""
+    failbacks: Count = 0
+    """Failovers that have ended: the traffic is back, or the reflex let go of it."""
+    restart_cost_gpu_s: Annotated[float, Field(ge=0)] = 0.0
+    """GPU-seconds that it would have cost to restart the victims' jobs from their checkpoints."""
+    merged_into: Identifier | None = None
+    """The incident that goes on in its place."""
 
     def key(self) -> str:
         return self.incident

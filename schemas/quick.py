@@ -29,6 +29,7 @@ _COLUMNS: dict[Any, Any] = {
     list[float]: list[float],
     list[bool]: list[bool],
     list[str]: list[str],
+    list[list[int]]: list[list[_UNSIGNED]],
 }
 
 
@@ -66,6 +67,7 @@ def reader(model: type[Batch], columns: type[Columns]) -> Callable[[bytes], Batc
     parse = msgspec.json.Decoder(message).decode
     fields_of = msgspec.structs.asdict
     rows_max = model.ROWS_MAX
+    new_table, new_batch = _constructor(columns), _constructor(model)
 
     def read(data: bytes) -> Batch | None:
         if not data.isascii():
@@ -79,8 +81,8 @@ def reader(model: type[Batch], columns: type[Columns]) -> Callable[[bytes], Batc
             return None
         if found["from_ns"] > found["at_ns"]:
             return None
-        found["columns"] = _built(columns, lists)
-        return _built(model, found)
+        found["columns"] = new_table(lists)
+        return new_batch(found)
 
     return read
 
@@ -121,12 +123,19 @@ def _whole(pattern: str) -> str:
     return pattern.removesuffix("$") + r"\Z"
 
 
-def _built(model: type[_T], fields: dict[str, Any]) -> _T:
-    """An instance of fields that were checked: ``model_construct`` without its search for aliases
-    and defaults, which costs ten times as much."""
-    instance = model.__new__(model)
-    object.__setattr__(instance, "__dict__", fields)
-    object.__setattr__(instance, "__pydantic_fields_set__", set(fields))
-    object.__setattr__(instance, "__pydantic_extra__", None)
-    object.__setattr__(instance, "__pydantic_private__", None)
-    return instance
+def _constructor(model: type[_T]) -> Callable[[dict[str, Any]], _T]:
+    """A function that makes an instance of fields that were checked: ``model_construct`` without its
+    search for aliases and defaults, which costs ten times as much."""
+    new, put = object.__new__, object.__setattr__
+    # One set for all: the models are frozen, and a copy copies it.
+    given = set(model.model_fields)
+
+    def construct(fields: dict[str, Any]) -> _T:
+        instance = new(model)
+        put(instance, "__dict__", fields)
+        put(instance, "__pydantic_fields_set__", given)
+        put(instance, "__pydantic_extra__", None)
+        put(instance, "__pydantic_private__", None)
+        return instance
+
+    return construct

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from pydantic import ValidationError
@@ -24,10 +25,22 @@ _HEAD = re.compile(rb'\{"schema":"([a-z0-9_.]{1,64})","version":(\d{1,9})[,}]')
 _LOOK_MAX_BYTES = 1024 * 1024
 _M = TypeVar("_M", bound="Event")
 
-_models: dict[tuple[str, int], type[Event]] = {}
-_topics: dict[tuple[str, int], str] = {}
-_heads: dict[bytes, tuple[str, int]] = {}
-_quick: dict[tuple[str, int], Callable[[bytes], Event | None]] = {}
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A registered model, with what a reader asks of it for every message."""
+
+    name: str
+    version: int
+    topic: str
+    max_bytes: int
+    model: type[Event]
+    quick: Callable[[bytes], Event | None] | None
+    """Where there is one."""
+
+
+_kinds: dict[tuple[str, int], _Kind] = {}
+_heads: dict[bytes, _Kind] = {}
 
 
 class Unreadable(Exception):
@@ -39,16 +52,16 @@ def event(*, topic: str) -> Callable[[type[_M]], type[_M]]:
 
     def register(model: type[_M]) -> type[_M]:
         fields = model.model_fields
-        name = (str(fields["schema_name"].default), int(fields["version"].default))
-        if name in _models:
-            raise ValueError(f"schema {name[0]} version {name[1]} is registered twice")
-        _models[name] = model
-        _topics[name] = topic
+        name, version = str(fields["schema_name"].default), int(fields["version"].default)
+        if (name, version) in _kinds:
+            raise ValueError(f"schema {name} version {version} is registered twice")
+        reader: Callable[[bytes], Event | None] | None = None
         if "columns" in fields:
             with suppress(quick.NoQuickWay):  # The model alone reads it, at twice the price.
-                _quick[name] = quick.reader(
+                reader = quick.reader(
                     cast("type[Batch]", model), cast("type[Columns]", fields["columns"].annotation)
                 )
+        _kinds[name, version] = _Kind(name, version, topic, model.MAX_BYTES, model, reader)
         return model
 
     return register
@@ -56,13 +69,14 @@ def event(*, topic: str) -> Callable[[type[_M]], type[_M]]:
 
 def models() -> Iterator[tuple[str, int, str, type[Event]]]:
     """All models, sorted: schema name, version, topic, model."""
-    for name, version in sorted(_models):
-        yield name, version, _topics[name, version], _models[name, version]
+    for name, version in sorted(_kinds):
+        kind = _kinds[name, version]
+        yield name, version, kind.topic, kind.model
 
 
 def topic_of(message: Event) -> str:
     """The topic that a message travels on, without prefix."""
-    return _topics[message.schema_name, message.version]
+    return _kinds[message.schema_name, message.version].topic
 
 
 def encode(message: Event) -> bytes:
@@ -83,35 +97,37 @@ def decode(data: bytes | None, topic: str | None = None) -> Event:
     """
     if data is None:
         raise Unreadable("empty message")
-    name = _name(data)
-    model = _models.get(name)
-    if model is None:
-        known = [version for schema, version in _models if schema == name[0]]
-        if known:
-            raise Unreadable(f"schema {name[0]} has no version {name[1]} here (known: {known})")
-        raise Unreadable(f"unknown schema {name[0]!r}")
-    if len(data) > model.MAX_BYTES:
-        raise Unreadable(f"{name[0]} of {len(data)} bytes; at most {model.MAX_BYTES} are read")
-    if topic is not None and _topics[name] != topic:
-        raise Unreadable(f"schema {name[0]} belongs on topic {_topics[name]}, not on {topic}")
-    if name in _quick and (batch := _quick[name](data)) is not None:
+    kind = _kind(data)
+    if len(data) > kind.max_bytes:
+        raise Unreadable(f"{kind.name} of {len(data)} bytes; at most {kind.max_bytes} are read")
+    if topic is not None and kind.topic != topic:
+        raise Unreadable(f"schema {kind.name} belongs on topic {kind.topic}, not on {topic}")
+    if kind.quick is not None and (batch := kind.quick(data)) is not None:
         return batch
     try:
-        return model.__pydantic_validator__.validate_json(data)  # type: ignore[no-any-return]
+        return kind.model.__pydantic_validator__.validate_json(data)  # type: ignore[no-any-return]
     except ValidationError as error:
-        raise Unreadable(f"{name[0]} version {name[1]}: {_reasons(error)}") from None
+        raise Unreadable(f"{kind.name} version {kind.version}: {_reasons(error)}") from None
 
 
-def _name(data: bytes) -> tuple[str, int]:
+def _kind(data: bytes) -> _Kind:
     head = _HEAD.match(data)
     if head is None:
-        return _name_anywhere(data)
-    known = _heads.get(head[0])
-    if known is None:
-        known = head[1].decode(), int(head[2])
-        if known in _models:
-            _heads[head[0]] = known
-    return known
+        return _known(*_name_anywhere(data))
+    kind = _heads.get(head[0])
+    if kind is None:
+        kind = _heads[head[0]] = _known(head[1].decode(), int(head[2]))
+    return kind
+
+
+def _known(name: str, version: int) -> _Kind:
+    kind = _kinds.get((name, version))
+    if kind is None:
+        versions = [other for schema, other in _kinds if schema == name]
+        if versions:
+            raise Unreadable(f"schema {name} has no version {version} here (known: {versions})")
+        raise Unreadable(f"unknown schema {name!r}")
+    return kind
 
 
 def _name_anywhere(data: bytes) -> tuple[str, int]:

@@ -9,7 +9,10 @@ it must remember is in the incidents that it returns, so the newest revision of 
 - After a restart older episodes of a symptom are known by their time: one that began no later than
   the episode that a restored incident carries was read before.
 - Resolved incidents are remembered for ``remember_s``, so that old signals open no new ones.
-- When an incident resolves follows from when it was mitigated, not from when somebody looked.
+- When an incident resolves follows from when its symptoms ended, not from when somebody looked.
+- Two incidents that prove to be one are told in this order: first the one that goes on, with the
+  symptoms of both, then the end of the other. Where only one of the two was stored, the next worker
+  finds the other half undone and does it.
 
 What explains what is told by rules in modules named ``explain_*`` (see :mod:`streams.explain`).
 """
@@ -17,24 +20,30 @@ What explains what is told by rules in modules named ``explain_*`` (see :mod:`st
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
 
 from bus.settings import Section
 from schemas.identity import content_id
-from schemas.incident import Incident, IncidentState, Symptom, Victims
+from schemas.incident import Incident, IncidentState, Symptom
 from schemas.inventory import InventoryItem
-from schemas.signal import Phase, Severity, Signal
+from schemas.signal import Phase, Signal
 from streams import explain, symptoms
-from streams.live import Live, LiveIncidents, Place
+from streams.known import Known
+from streams.live import Live, LiveIncidents
 from streams.memory import Memory
+from streams.price import RESTART_MIN
+from streams.revision import revised, stall_ns
+from streams.room import has_room
 from streams.symptoms import Key, key_of
+from streams.unions import Unions
 from streams.victims import Inventory
 
 _SECOND_NS = 1_000_000_000
-_GRAVITY = list(Severity)
+_UNITE_ROUNDS_MAX = 8
 _EPISODES_REPLACED_MAX = 500
 
 _NotNegative = Annotated[float, Field(ge=0)]
@@ -55,6 +64,8 @@ class CorrelatorSettings(Section):
     """Unresolved incidents of a zone; symptoms that would open more are refused and counted."""
     remembered_max: Annotated[int, Field(ge=10)] = 100_000
     """Resolved incidents that are remembered; the oldest go first."""
+    restart_min: _NotNegative = RESTART_MIN
+    """Minutes that the restart of a job from its checkpoint takes, for what one would have cost."""
 
 
 class Correlator:
@@ -71,6 +82,7 @@ class Correlator:
         self._memory = Memory()
         self._quiet: list[tuple[int, str]] = []
         self._now_ns = 0
+        self._unions = Unions(self._live, self._memory, self._inventory, self.settings.symptoms_max)
 
     def inventory(self, item: InventoryItem) -> None:
         """Take in what is known about a thing of the fleet; it counts from the next revisions on."""
@@ -90,13 +102,13 @@ class Correlator:
         Returns:
             New revisions to publish, in order; empty where the signal says nothing new.
         """
+        told = self._mend()
         key = key_of(signal)
         owner = self._memory.owner(signal.episode)
         if owner is not None:
             live = self._live.get(owner)
-            return [] if live is None else self._again(live, key, signal)
+            return told if live is None else told + self._again(live, key, signal)
 
-        told: list[Incident] = []
         holder = self._current(self._live.holder(key), signal.at_ns, told)
         if signal.phase is Phase.CLEARED:
             # Of an episode that nobody raised here: an interface that was set down, say.
@@ -105,23 +117,22 @@ class Correlator:
             return told
         if holder is not None:
             self._join(holder, key, signal, None)
-            told.append(self._revise(holder, signal))
-            return told
-        verdict = explain.explain(signal, _Known(self, signal.at_ns, told))
+            return told + self._settle(holder, signal)
+        verdict = explain.explain(signal, self._known(signal.at_ns, told))
         joined = self._live.get(verdict.incident)
         if joined is not None:
-            self._join(joined, key, signal, verdict)
-            told.append(self._revise(joined, signal))
-        elif len(self._live) >= self.settings.incidents_max:
+            if not self._join(joined, key, signal, verdict) and not verdict.merges:
+                return told + self._counted(joined, signal)
+            return told + self._settle(joined, signal, verdict.merges)
+        if len(self._live) >= self.settings.incidents_max:
             self.refused += 1
-        else:
-            told.append(self._open(key, signal, verdict))
-        return told
+            return told
+        return told + self._open(key, signal, verdict)
 
     def tick(self, now_ns: int) -> list[Incident]:
         """Resolve what has been quiet for long enough."""
         self._now_ns = max(self._now_ns, now_ns)
-        told: list[Incident] = []
+        told = self._mend()
         while self._quiet and self._quiet[0][0] <= now_ns:
             _, name = heapq.heappop(self._quiet)
             self._current(name, now_ns, told)
@@ -148,43 +159,54 @@ class Correlator:
         if known is not None:
             self._live.drop(known)
         held = {key_of(symptom): symptom for symptom in incident.symptoms}
-        episodes = {one.episode: (key, one.raised_ns) for key, one in held.items()}
-        for episode, (key, raised_ns) in episodes.items():
+        active = {key for key, symptom in held.items() if symptom.cleared_ns is None}
+        live = Live(incident, held, {}, active)
+        if incident.merged_into is not None:
+            self._unions.restored_end(incident)
+            live.symptoms = {}
+            self._remember(live)
+            return
+        live.episodes = {one.episode: (key, one.raised_ns) for key, one in held.items()}
+        for episode, (key, raised_ns) in live.episodes.items():
             self._memory.own(episode, incident.incident)
             self._memory.set_floor(key, raised_ns)
-        active = {key for key, symptom in held.items() if symptom.cleared_ns is None}
-        live = Live(incident, held, episodes, active)
         if incident.state is IncidentState.RESOLVED:
             self._remember(live)
-        else:
-            self._live.add(live)
-            self._await_quiet(incident)
+            return
+        self._unions.restored(live)
+        for symptom in incident.symptoms:
+            live.places |= explain.touched(symptom, self._inventory)
+        live.diagnosis = explain.diagnose(incident.symptoms, self._inventory)
+        self._live.add(live)
+        self._await_quiet(live)
 
     def _again(self, live: Live, key: Key, signal: Signal) -> list[Incident]:
         """A signal of an episode, or at least of a symptom, that an incident holds."""
         symptom = live.symptoms.get(key)
         if symptom is None:
-            return []
+            return self._felt(live, signal)
         said = live.said.get(key)
         if symptom.episode == signal.episode:
             # Of two signals with one time and one amount of evidence, the one not yet heard is news.
             unheard = said is not None and signal.id not in said
             same_time = signal.at_ns == symptom.updated_ns and symptom.cleared_ns is None
             if not symptoms.newer(signal, symptom) and not (unheard and same_time):
-                return []
+                return self._felt(live, signal)
         # A symptom has one episode at a time, so an end of any after this one began ends this one.
         elif signal.phase is not Phase.CLEARED or not (
             key in live.active and signal.at_ns > symptom.raised_ns
         ):
-            return []
+            return self._felt(live, signal)
         live.symptoms[key] = symptoms.take_in(symptom, signal)
         same_time = live.symptoms[key].updated_ns == symptom.updated_ns
         live.said[key] = {signal.id, *(said or ())} if said and same_time else {signal.id}
         if signal.phase is Phase.CLEARED:
             live.active.discard(key)
-        return [self._revise(live, signal)]
+        if signal.phase is Phase.CLEARED:
+            return [self._revise(live, signal)]
+        return self._settle(live, signal)
 
-    def _open(self, key: Key, signal: Signal, verdict: explain.Verdict) -> Incident:
+    def _open(self, key: Key, signal: Signal, verdict: explain.Verdict) -> list[Incident]:
         name = content_id("incident", self.zone, signal.episode)
         symptom = symptoms.new(signal, verdict.role)
         incident = Incident(
@@ -206,18 +228,37 @@ class Correlator:
         live = Live(incident, {}, {}, set())
         self._live.add(live)
         self._hold(live, key, symptom, signal)
-        return self._revise(live, signal, revision=1)
+        return self._settle(live, signal, revision=1)
 
-    def _join(self, live: Live, key: Key, signal: Signal, verdict: explain.Verdict | None) -> None:
-        """Take a new episode into an incident; without a verdict, of a symptom that it has."""
+    def _felt(self, live: Live, signal: Signal) -> list[Incident]:
+        """A stall is measured when flows move again, which may be long after the traffic is back and
+        its failover over; of one that is only counted it is told, too."""
+        if stall_ns(signal) <= live.incident.stall_ns:
+            return []
+        return [self._revise(live, signal)]
+
+    def _counted(self, live: Live, signal: Signal) -> list[Incident]:
+        """A symptom was only counted. That is told each time the count has doubled, else with the
+        next change: an incident with hundreds of symptoms is no small message."""
+        if live.incident.symptoms_dropped.bit_count() == 1:
+            return [self._revise(live, signal)]
+        return self._felt(live, signal)
+
+    def _join(self, live: Live, key: Key, signal: Signal, verdict: explain.Verdict | None) -> bool:
+        """Take a new episode into an incident; without a verdict, of a symptom that it has. False: it
+        was only counted."""
         before = live.symptoms.get(key)
         may_be_cause = verdict is not None and verdict.role == "cause"
-        if before is None and not may_be_cause and len(live.symptoms) >= self.settings.symptoms_max:
+        if (
+            before is None
+            and not may_be_cause
+            and not has_room(live, signal, self._inventory, self.settings.symptoms_max)
+        ):
             self._own(live, key, signal)
             live.incident = live.incident.model_copy(
                 update={"symptoms_dropped": live.incident.symptoms_dropped + 1}
             )
-            return
+            return False
         role: explain.Role = before.role if before is not None else "effect"
         if verdict is not None:
             live.incident = live.incident.model_copy(
@@ -226,6 +267,7 @@ class Correlator:
             if may_be_cause:
                 role = self._contest(live, signal)
         self._hold(live, key, symptoms.new(signal, role, before), signal)
+        return True
 
     def _contest(self, live: Live, signal: Signal) -> explain.Role:
         """The role of a symptom that may be the cause; the weaker one is an effect from now on."""
@@ -239,7 +281,7 @@ class Correlator:
         return "cause"
 
     def _hold(self, live: Live, key: Key, symptom: Symptom, signal: Signal) -> None:
-        self._live.hold(live, key, symptom)
+        self._live.hold(live, key, symptom, explain.touched(signal, self._inventory))
         live.said[key] = {signal.id}
         live.active.add(key)
         self._own(live, key, signal)
@@ -260,61 +302,52 @@ class Correlator:
             if symptom is not None:
                 self._memory.set_floor(old_key, raised_ns)
 
-    def _revise(self, live: Live, signal: Signal, revision: int | None = None) -> Incident:
+    def _settle(
+        self,
+        live: Live,
+        signal: Signal,
+        merges: Iterable[str] = (),
+        revision: int | None = None,
+    ) -> list[Incident]:
+        """Revise an incident after it took a symptom in, and make those one that this shows to be."""
+        live, ended = self._unions.unite(live, merges, signal.at_ns, signal.clock_error_ns)
+        told = [self._revise(live, signal, revision), *self._forget_ended(ended)]
+        for _ in range(_UNITE_ROUNDS_MAX):
+            known = self._known(signal.at_ns, told)
+            same = explain.tied(live.incident, signal, known)
+            live, ended = self._unions.unite(live, same, signal.at_ns, signal.clock_error_ns)
+            if not ended:
+                break
+            told += [self._revise(live, signal), *self._forget_ended(ended)]
+        return told
+
+    def _mend(self) -> list[Incident]:
+        """Do what a worker left half done that died while it made two incidents one."""
+        told: list[Incident] = []
+        for live, ended in self._unions.mend():
+            told += [self._revise(live, None), *self._forget_ended(ended)]
+        return told
+
+    def _forget_ended(self, ended: list[Live]) -> list[Incident]:
+        for one in ended:
+            self._remember(one)
+        return [one.incident for one in ended]
+
+    def _revise(self, live: Live, signal: Signal | None, revision: int | None = None) -> Incident:
         """The next revision, after a signal was taken in."""
-        before = live.incident
-        held = list(live.symptoms.values())
-        cause = explain.cause_of(held)
-        kind = cause.kind if cause else before.kind
-        subject = cause.subject if cause else before.subject
-        state, mitigated_ns, reopened = before.state, before.mitigated_ns, before.reopened
-        if live.active:
-            if state is IncidentState.MITIGATED:
-                state, mitigated_ns, reopened = IncidentState.OPEN, None, reopened + 1
-        elif state is not IncidentState.MITIGATED:
-            state = IncidentState.MITIGATED
-            mitigated_ns = max(one.cleared_ns or 0 for one in held)
-        told = explain.description(kind, held, signal, before.recommendation)
-        at_ns = max(before.at_ns, signal.at_ns)
-        victims = self._victims(live, {signal.subject, cause.subject if cause else signal.subject})
-        open_s = max(0, (mitigated_ns or at_ns) - before.opened_ns) / _SECOND_NS
-        number = revision or before.revision + 1
-        incident = before.model_copy(
+        number = revision or live.incident.revision + 1
+        diagnosis = explain.diagnose(list(live.symptoms.values()), self._inventory)
+        incident = revised(
+            live, signal, diagnosis, self._inventory, self.settings.restart_min
+        ).model_copy(
             update={
-                "id": content_id("revision", before.incident, number),
+                "id": content_id("revision", live.name, number),
                 "revision": number,
-                "at_ns": at_ns,
-                "clock_error_ns": signal.clock_error_ns,
-                "state": state,
-                "kind": kind,
-                "subject": subject,
-                "severity": told.severity
-                or max(before.severity, signal.severity, key=_GRAVITY.index),
-                "summary": told.summary[:512],
-                "mitigated_ns": mitigated_ns,
-                "reopened": reopened,
-                "symptoms": held,
-                "victims": victims,
-                "recommendation": told.recommendation,
-                # Never less than before: a job that ended meanwhile has cost what it cost.
-                "cost_gpu_s": max(
-                    before.cost_gpu_s, self._inventory.gpus_of(victims.jobs) * open_s
-                ),
             }
         )
-        self._live.revise(live, incident)
-        self._await_quiet(incident)
+        self._live.revise(live, incident, diagnosis)
+        self._await_quiet(live)
         return incident
-
-    def _victims(self, live: Live, touched: set[str]) -> Victims:
-        if live.inventory_revision != self._inventory.revision:
-            live.inventory_revision = self._inventory.revision
-            live.touched.clear()
-        touched -= live.touched
-        if not touched:
-            return live.incident.victims
-        live.touched |= touched
-        return self._inventory.victims(touched, live.incident.victims)
 
     def _current(self, name: str | None, at_ns: int, told: list[Incident]) -> Live | None:
         """A live incident as of a time; where its quiet time was over by then, it is resolved first
@@ -323,9 +356,9 @@ class Correlator:
         if live is None:
             return None
         before = live.incident
-        if before.state is not IncidentState.MITIGATED or self._quiet_until_ns(before) > at_ns:
+        resolved_ns = self._quiet_until_ns(live)
+        if resolved_ns is None or resolved_ns > at_ns:
             return live
-        resolved_ns = self._quiet_until_ns(before)
         incident = before.model_copy(
             update={
                 "id": content_id("revision", before.incident, before.revision + 1),
@@ -341,41 +374,26 @@ class Correlator:
         told.append(incident)
         return None
 
-    def _quiet_until_ns(self, incident: Incident) -> int:
+    def _quiet_until_ns(self, live: Live) -> int | None:
+        """When it is over, None while anything of it lasts."""
+        incident = live.incident
+        if incident.state is not IncidentState.MITIGATED or live.active:
+            return None
         quiet_s = self.settings.resolve_after_s_by_kind.get(
             incident.kind, self.settings.resolve_after_s
         )
-        return (incident.mitigated_ns or 0) + int(quiet_s * _SECOND_NS)
+        ended_ns = max((one.cleared_ns or 0 for one in live.symptoms.values()), default=0)
+        return max(incident.mitigated_ns or 0, ended_ns) + int(quiet_s * _SECOND_NS)
 
-    def _await_quiet(self, incident: Incident) -> None:
-        if incident.state is IncidentState.MITIGATED:
-            heapq.heappush(self._quiet, (self._quiet_until_ns(incident), incident.incident))
+    def _await_quiet(self, live: Live) -> None:
+        until_ns = self._quiet_until_ns(live)
+        if until_ns is not None:
+            heapq.heappush(self._quiet, (until_ns, live.name))
+
+    def _known(self, at_ns: int, told: list[Incident]) -> Known:
+        return Known(self._live, self._inventory, partial(self._current, at_ns=at_ns, told=told))
 
     def _remember(self, live: Live) -> None:
         resolved_ns = live.incident.resolved_ns or live.incident.at_ns
         until_ns = resolved_ns + int(self.settings.remember_s * _SECOND_NS)
         self._memory.resolve(live.name, until_ns, live.episodes, live.symptoms)
-
-
-class _Known:
-    """What is open, as rules see it while a signal is read."""
-
-    def __init__(self, correlator: Correlator, at_ns: int, told: list[Incident]) -> None:
-        self._correlator = correlator
-        self._at_ns = at_ns
-        self._told = told
-
-    def on(self, subject: str) -> Sequence[Incident]:
-        return self._live_at([(subject, "")])
-
-    def on_node(self, node: str, kinds: Sequence[str]) -> Sequence[Incident]:
-        return self._live_at([(node, kind) for kind in kinds])
-
-    def nic_of(self, node: str, address: str) -> str | None:
-        return self._correlator._inventory.nic_of(node, address)
-
-    def _live_at(self, places: list[Place]) -> list[Incident]:
-        names = self._correlator._live.at(places)
-        found = [self._correlator._current(name, self._at_ns, self._told) for name in names]
-        incidents = [live.incident for live in found if live is not None]
-        return sorted(incidents, key=lambda one: (-one.opened_ns, one.incident))

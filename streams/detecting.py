@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from prometheus_client import Counter
@@ -18,6 +18,7 @@ from prometheus_client import Counter
 from bus.settings import SettingsError, section
 from schemas.event import Event, Telemetry
 from schemas.registry import models
+from schemas.signal import Signal
 from streams.base import Detector
 from streams.processor import Change
 
@@ -73,7 +74,8 @@ class Fleet:
         found: list[Event] = []
         for detector in route.get(type(event), ()):
             try:
-                found += self._told(detector, detector.observe(event))
+                if told := list(detector.observe(event)):
+                    found += self._told(detector, told)
             except Exception as error:  # noqa: BLE001 - one detector's fault must not stop the others
                 self._failed(detector, error)
             if detector.changed:
@@ -85,7 +87,8 @@ class Fleet:
         found: list[Event] = []
         for detector in self._ticking.get(partition, ()):
             try:
-                found += self._told(detector, detector.tick(now_ns))
+                if told := list(detector.tick(now_ns)):
+                    found += self._told(detector, told)
             except Exception as error:  # noqa: BLE001 - as above
                 self._failed(detector, error)
             if detector.changed:
@@ -142,11 +145,10 @@ class Fleet:
         self._nodes.setdefault(partition, {})[zone, node] = route
         return route
 
-    def _told(self, detector: Detector, signals: Iterable[Any]) -> list[Event]:
-        told = list(signals)
-        for signal in told:
+    def _told(self, detector: Detector, signals: list[Signal]) -> list[Signal]:
+        for signal in signals:
             _signals.labels(detector.name, signal.phase).inc()
-        return told
+        return signals
 
     def _failed(self, detector: Detector, error: Exception) -> None:
         _failures.labels(detector.name).inc()

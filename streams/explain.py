@@ -4,6 +4,10 @@ A rule is a function that gets a new symptom and what is open, and says which op
 it, if any. Rules live in modules named ``explain_*`` and register themselves by decorator, as
 detectors do; they are asked in the order of their names, the first that answers holds.
 
+Where a cause is not one of its symptoms (a dead switch says nothing itself), a *diagnosis* names it
+from all of them together, each time that one is added; being a function of the symptoms and of what
+is known of the fleet, it comes out the same in whatever order they came.
+
 Confidence says how sure it is that one cause explains all; an incident has that of its weakest tie:
 
 ====  ==========================================================================
@@ -17,14 +21,15 @@ Confidence says how sure it is that one cause explains all; an incident has that
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import streams
-from schemas.incident import Incident, Recommendation, Symptom
+from schemas.incident import Incident, IncidentState, Recommendation, Symptom
 from schemas.signal import Severity, Signal
+from streams.victims import Inventory
 
 SAME_DEVICE = 1.0
 KNOWN_TIE = 0.9
@@ -45,8 +50,15 @@ class Known(Protocol):
     def on_node(self, node: str, kinds: Sequence[str]) -> Sequence[Incident]:
         """Those of these kinds whose cause is somewhere on this node."""
 
-    def nic_of(self, node: str, address: str) -> str | None:
-        """The NIC of a node that has this address, None where unknown."""
+    def touching(self, place: str) -> Sequence[Incident]:
+        """Those with a symptom of the network that touches this NIC or node."""
+
+    def blaming(self, nic: str) -> Sequence[Incident]:
+        """Those whose diagnosis blames this NIC, or what it is a part of."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the fleet consists of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +72,31 @@ class Verdict:
     confidence: float
     subject: str | None = None
     """What a new incident is on, where that is not the symptom's subject."""
+    merges: tuple[str, ...] = ()
+    """Other open incidents that the symptom proves to be the same as that which it joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What the symptoms of an incident amount to."""
+
+    kind: str
+    subject: str
+    confidence: float
+    lead: int
+    """Which symptom stands for all: its index."""
+    summary: str
+    """Empty: what the lead says does for all."""
+    advice: str
+    """Empty: what the lead's detector advises does."""
+    blamed: frozenset[str]
+    """NICs whose later symptoms belong here; none where only a path is known."""
+    hurt: frozenset[str]
+    """Subjects whose users are the victims."""
+    breaks: bool
+    """Connections die of it where nobody helps, and the jobs with them."""
+    severity: Severity | None = None
+    """At least this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +108,18 @@ class Description:
     severity: Severity | None = None
 
 
+class _Practice(NamedTuple):
+    doctor: Doctor
+    touches: Touch
+    ties: Tie
+    relief: Relief
+
+
 Rule = Callable[[Signal, Known], Verdict | None]
+Doctor = Callable[[Sequence[Symptom], Inventory], Diagnosis | None]
+Touch = Callable[[Signal | Symptom, Inventory], set[str]]
+Tie = Callable[[Incident, Signal, Known], Sequence[str]]
+Relief = Callable[[str, Iterable[Symptom]], IncidentState]
 Describer = Callable[[Sequence[Symptom], Signal | None, Recommendation | None], Description]
 _R = TypeVar("_R", bound=Rule)
 _D = TypeVar("_D", bound=Describer)
@@ -79,6 +127,8 @@ _D = TypeVar("_D", bound=Describer)
 _rules: dict[str, dict[str, Rule]] = {}
 _describers: dict[str, Describer] = {}
 _strengths: dict[tuple[str, str], int] = {}
+_practices: dict[str, _Practice] = {}
+_reliefs: set[str] = set()
 
 
 def explains(*kinds: str) -> Callable[[_R], _R]:
@@ -116,6 +166,27 @@ def stronger(*kinds: str | tuple[str, int]) -> None:
         _strengths[name, variant] = strength
 
 
+def diagnoses(*kinds: str, doctor: Doctor, touches: Touch, ties: Tie, relief: Relief) -> None:
+    """Register how incidents with symptoms of these kinds are named.
+
+    Args:
+        kinds: of symptoms.
+        doctor: names the cause from all symptoms.
+        touches: the places that a symptom touches, by which rules find its incident.
+        ties: names of open incidents that an incident proves to be the same as, after a symptom.
+        relief: where an incident of a kind stands whose trouble lasts while something helps, given
+            the symptoms that last.
+    """
+    for kind in kinds:
+        _practices[kind] = _Practice(doctor, touches, ties, relief)
+
+
+def relieves(*kinds: str) -> None:
+    """Register kinds that are no trouble but a relief that lasts: traffic rides elsewhere. While
+    one does, an incident whose cause lasts is mitigated."""
+    _reliefs.update(kinds)
+
+
 def load() -> None:
     """Import every module with rules; that is what registers them."""
     for module in pkgutil.iter_modules(streams.__path__):
@@ -140,6 +211,39 @@ def explain(signal: Signal, known: Known) -> Verdict:
         if verdict is not None:
             return verdict
     return Verdict(None, "cause", SAME_DEVICE)
+
+
+def diagnose(symptoms: Sequence[Symptom], inventory: Inventory) -> Diagnosis | None:
+    """The cause by all symptoms together; None where no symptom's kind has a diagnosis."""
+    for symptom in symptoms:
+        if symptom.kind in _practices:
+            return _practices[symptom.kind].doctor(symptoms, inventory)
+    return None
+
+
+def touched(one: Signal | Symptom, inventory: Inventory) -> set[str]:
+    """Places that a symptom touches; none for kinds without a diagnosis."""
+    return _practices[one.kind].touches(one, inventory) if one.kind in _practices else set()
+
+
+def tied(incident: Incident, signal: Signal, known: Known) -> Sequence[str]:
+    """Names of open incidents that prove to be the same as this one, after a signal."""
+    if signal.kind not in _practices:
+        return ()
+    return _practices[signal.kind].ties(incident, signal, known)
+
+
+def relieved(kind: str, lasting: Sequence[Symptom]) -> IncidentState:
+    """Where an incident of this kind stands while some of its symptoms and a relief last."""
+    for symptom in lasting:
+        if symptom.kind in _practices:
+            return _practices[symptom.kind].relief(kind, lasting)
+    return IncidentState.MITIGATED
+
+
+def is_relief(kind: str) -> bool:
+    """A symptom of this kind says that something helps."""
+    return kind in _reliefs
 
 
 def cause_of(symptoms: Sequence[Symptom]) -> Symptom | None:

@@ -1,8 +1,8 @@
 """Paths on which TCP sends again too much: detector ``tcp_retransmits``.
 
 All flows between two addresses are one path. This runs over every flow of the fleet, so a batch
-without a retransmit costs one look at one column; only rows that retransmit are read further, and
-all rows only where a path may be above the ratio or is under watch.
+costs a look at one column and at the few rows that retransmit; all rows are read only where a path
+may be above the ratio or is under watch.
 
 An interval of a node may come in several batches with one ``at_ns``; it is judged once the next one
 begins or, so that nothing waits for it, at the next tick.
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from schemas import identity
-from schemas.packet import TcpFlowColumns, TcpFlows
+from schemas.packet import TcpFlowColumns, TcpFlows, TcpFlowStats, TcpFlowStatsColumns
 from schemas.signal import EVIDENCE_MAX, Evidence, Phase, Severity, Signal
 from streams.base import Detector, DetectorSettings
 
@@ -88,9 +89,9 @@ class TcpRetransmits(Detector):
     """Paths whose share of retransmitted segments is above a threshold."""
 
     name: ClassVar[str] = "tcp_retransmits"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     about: ClassVar[str] = "paths on which TCP has to send too many segments again"
-    consumes = (TcpFlows,)
+    consumes = (TcpFlows, TcpFlowStats)
     Settings = TcpRetransmitsSettings
     settings: TcpRetransmitsSettings
 
@@ -101,11 +102,12 @@ class TcpRetransmits(Detector):
         self.paths_ignored = 0
         """Paths above the ratio that were not taken under watch because ``paths_max`` were."""
 
-    def observe(self, event: TcpFlows) -> Iterable[Signal]:
+    def observe(self, event: TcpFlows | TcpFlowStats) -> Iterable[Signal]:
         """Signals that follow; they are about the interval before this one."""
-        retransmitted = event.columns.segments_retransmitted
         interval = self._interval
-        if interval is None and not self._watched and not any(retransmitted):
+        suspects = self._suspects(event.columns)
+        if not suspects and not self._watched and (interval is None or not interval.sums):
+            self._interval = None
             return ()
         signals: list[Signal] = []
         if interval is None or interval.at_ns != event.at_ns:
@@ -116,7 +118,7 @@ class TcpRetransmits(Detector):
             interval = self._interval = _Interval(event.from_ns, event.at_ns, event.clock_error_ns)
         if not interval.judged and event.id not in interval.batches:
             interval.batches.add(event.id)
-            self._add(event.columns, interval.sums)
+            self._add(event.columns, suspects, interval.sums)
         return signals
 
     def tick(self, now_ns: int) -> Iterator[Signal]:
@@ -166,23 +168,25 @@ class TcpRetransmits(Detector):
         # Should the node never speak again, silence is measured from the first tick on.
         self._interval = _Interval(0, 0, 0, judged=True) if self._watched else None
 
-    def _add(self, columns: TcpFlowColumns, sums: dict[Path, list[int]]) -> None:
+    def _suspects(self, columns: TcpFlowColumns | TcpFlowStatsColumns) -> list[int]:
+        """The rows that are above the ratio by themselves: a path above it has at least one."""
+        sent, retransmitted = columns.segments_sent, columns.segments_retransmitted
+        ratio = self.settings.ratio
+        return [
+            row
+            for row in compress(range(len(sent)), retransmitted)
+            if retransmitted[row] > ratio * sent[row]
+        ]
+
+    def _add(
+        self,
+        columns: TcpFlowColumns | TcpFlowStatsColumns,
+        suspects: list[int],
+        sums: dict[Path, list[int]],
+    ) -> None:
         """Add the rows of the paths that matter to an interval's sums."""
-        retransmitted = columns.segments_retransmitted
-        sent = columns.segments_sent
-        suspects: dict[Path, list[int]] = {}
-        for row, again in enumerate(retransmitted):
-            if again:
-                path = (address(columns.local[row]), address(columns.remote[row]))
-                share = suspects.setdefault(path, [0, 0])
-                share[0] += sent[row]
-                share[1] += again
-        # Rows without retransmits only lower a path's ratio: below it already means below it.
-        wanted = {
-            path
-            for path, (segments, again) in suspects.items()
-            if again > self.settings.ratio * segments
-        }
+        sent, retransmitted = columns.segments_sent, columns.segments_retransmitted
+        wanted = {(address(columns.local[row]), address(columns.remote[row])) for row in suspects}
         wanted.update(self._watched, sums)
         if not wanted:
             return

@@ -127,6 +127,8 @@ class Zones:
             return []
         for incident in incidents:
             _incidents.labels(incident.state).inc()
+            # Stored in the order of the newest change: of two that became one, first the one that goes on.
+            self._changed.pop((partition, incident.incident), None)
             self._changed[partition, incident.incident] = incident
         for name in expired:
             self._changed[partition, name] = None

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from schemas import identity
 from schemas.incident import Victims
 from schemas.inventory import InventoryItem, InventoryJob, InventoryNic, RankPlace
+from streams.topology import Topology
 
 
 class Inventory:
@@ -19,6 +20,7 @@ class Inventory:
     def __init__(self) -> None:
         self.revision = 0
         """Grows with every change."""
+        self.topology = Topology()
         self._items: dict[str, InventoryItem] = {}
         self._nics: dict[tuple[str, str], str] = {}
         self._ranks: dict[str, dict[str, list[RankPlace]]] = {}
@@ -29,6 +31,7 @@ class Inventory:
         """Take in the newest message about a subject."""
         self.forget(item.subject)
         self._items[item.subject] = item
+        self.topology.put(item)
         if isinstance(item, InventoryNic):
             for address in item.addresses:
                 self._nics[item.node, address.partition("/")[0]] = item.subject
@@ -44,6 +47,8 @@ class Inventory:
         """A subject is gone."""
         self.revision += 1
         item = self._items.pop(subject, None)
+        if item is not None:
+            self.topology.forget(item)
         if isinstance(item, InventoryNic):
             for address in item.addresses:
                 place = item.node, address.partition("/")[0]
@@ -98,6 +103,7 @@ class Inventory:
             gpus=sorted(gpus),
             jobs=sorted(jobs),
             ranks=sorted(ranks, key=_rank_order),
+            flows=before.flows,
         )
 
     def _devices(self, kind: str, node: str, name: str, subject: str) -> list[tuple[str, str]]:

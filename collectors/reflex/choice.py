@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
-START, FAILOVER, FAILBACK, RESTORE = "start", "failover", "failback", "restore"
+START, FAILOVER, FAILBACK = "start", "failover", "failback"
+RESTORE, RELEASE = "restore", "release"
 
 
 class HoldDown(NamedTuple):

@@ -6,6 +6,7 @@ watchdog takes its plan as it comes.
 
 from __future__ import annotations
 
+import time
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Self
@@ -23,6 +24,9 @@ from schemas.identity import NodeName
 _MILLISECOND_NS = 1_000_000
 _SECOND_NS = 1_000_000_000
 _KEY_BYTES_MIN = 16
+_CLOCK_MONOTONIC_COARSE = 6
+_THIRD_TRY = 7
+_MOVED_MS = 6.0
 
 
 def _address(text: str) -> str:
@@ -117,8 +121,9 @@ class LinkPassSettings(CollectorSettings):
     """Clean for so long, a path's flaps are forgotten."""
     metric: Annotated[int, Field(ge=1, le=(1 << 31) - 1)] = 5
     """Of our routes; must be less than that of the operator's routes to the same addresses."""
-    rto_min_ms: Annotated[int, Field(ge=0, le=200)] = 4
-    """TCP's least retransmission timeout towards peers; 0 leaves the kernel's."""
+    rto_min_ms: Annotated[int, Field(ge=0, le=200)] | None = None
+    """TCP's least retransmission timeout towards peers; 0 leaves the kernel's. Where none is set, what
+    makes the stall of a silent loss least (see :func:`rto_min_for`)."""
     dry_run: bool = False
     """Watch and tell, but move no route."""
     priority: Annotated[int, Field(ge=1, le=99)] = 20
@@ -174,7 +179,9 @@ class LinkPassSettings(CollectorSettings):
             port=self.port,
             addresses=tuple(self.address),
             metric=self.metric,
-            rto_min_ms=self.rto_min_ms,
+            rto_min_ms=rto_min_for(self.timeout_ms, _jiffy_ms())
+            if self.rto_min_ms is None
+            else self.rto_min_ms,
             dry_run=self.dry_run,
             priority=self.priority,
             health_ns=int(self.health_interval_s * _SECOND_NS),
@@ -191,3 +198,26 @@ class LinkPassSettings(CollectorSettings):
                 for name, peer in sorted(self.peers.items())
             ),
         )
+
+
+def rto_min_for(timeout_ms: float, jiffy_ms: float) -> int:
+    """The least retransmission timeout, in milliseconds, that makes the stall of a silent loss least.
+
+    TCP tries again r, 3r and 7r after the last acknowledgement (RFC 6298, 5.5), and by some
+    milliseconds after the timeout the route has moved at both ends. The third try must come after that,
+    and soon after it: earlier it is lost as well, and the fourth comes at 15r. The kernel counts in
+    jiffies and adds one for the round trip.
+
+    Args:
+        timeout_ms: silence after which a path is dead.
+        jiffy_ms: the kernel's tick.
+    """
+    jiffies = 1
+    while _THIRD_TRY * (jiffies + 1) * jiffy_ms < timeout_ms + _MOVED_MS:
+        jiffies += 1
+    return min(200, max(1, int(jiffies * jiffy_ms)))
+
+
+def _jiffy_ms() -> float:
+    """The kernel's tick: what its coarse clock advances by."""
+    return time.clock_getres(_CLOCK_MONOTONIC_COARSE) * 1000

@@ -30,8 +30,10 @@ _NEED_MAX = 30
 _LOSSY_AT, _LOSSY_UNTIL = 0.05, 0.01
 _ALLOW_MIN_NS = 2 * MILLISECOND_NS
 _ALLOW_MAX_NS = 250 * MILLISECOND_NS
-_LATE_DECAY = 512
-"""Heartbeats after which a delay once seen has lost 63 % of its weight."""
+_MEASURE_EVERY = 4
+"""Of heartbeats that come as usual, one in so many is measured."""
+_LATE_DECAY = 128
+"""Measurements after which a delay once seen has lost 63 % of its weight."""
 _LATE_FACTOR = 1.25
 _BASE_WINDOW_NS = 10_000 * MILLISECOND_NS
 """Clocks drift apart (100 ppm: 1 ms), so the least delay is one of the recent past."""
@@ -77,6 +79,7 @@ class PathLife:
         "rtts_ns",
         "streak",
         "tick",
+        "usual_ns",
         "window",
     )
 
@@ -114,6 +117,8 @@ class PathLife:
         """Start measuring anew: after a loss the way may be another one."""
         self.base_ns: int | None = None
         """The least transit of the recent past, by two clocks that have no common zero."""
+        self.usual_ns = range(0)
+        """Transits that tell nothing new."""
         self._turning_ns = self._turn_ns = self._last_transit_ns = 0
         self.jitter_ns = 0
         self.late_ns = 0
@@ -142,6 +147,7 @@ class PathLife:
         off_ns = transit_ns - self._last_transit_ns
         self.jitter_ns += ((off_ns if off_ns > 0 else -off_ns) - self.jitter_ns) // 16
         self._last_transit_ns = transit_ns
+        self.usual_ns = range(base_ns, base_ns + self.late_ns + 1)
 
     def count(self, lost: int, least: int) -> None:
         """Take in one heartbeat heard after ``lost`` that were not."""
@@ -243,7 +249,9 @@ class Liveness:
             path.streak += 1
         path.tick = tick
         path.heard_ns = path.life_ns = self.heard_ns = now_ns
-        path.measure(now_ns - sent_ns, now_ns)
+        transit_ns = now_ns - sent_ns
+        if not tick % _MEASURE_EVERY or transit_ns not in path.usual_ns:
+            path.measure(transit_ns, now_ns)
         if tick > self.top:
             self.expected += tick - self.top
             self.top = tick
@@ -320,13 +328,15 @@ class Liveness:
                 self.alive[place] = alive
         return changed
 
-    @property
-    def uneasy(self) -> bool:
-        """Whether a verdict may be near, so that it is worth looking more often."""
+    def uneasy(self, now_ns: int) -> bool:
+        """Whether something is missing, so that it is worth looking more often."""
         top = self.top
-        for path in self.paths:  # noqa: SIM110 - asked at each look; a generator costs twice as much
+        for path in self.paths:
             if path.tick < top and path.hearing and path.carrier:
-                return True
+                # What was sent on all paths at once does not come in one instant.
+                late = self.heard_ns is not None and now_ns - self.heard_ns > _ALLOW_MIN_NS
+                if late or top - path.tick > 1:
+                    return True
         return False
 
     def timeout_ns(self, path: PathLife) -> int:

@@ -26,8 +26,6 @@ _TELL_AFTER_HEARTBEATS = 6
 _SETTLE_NS = 500_000_000
 _NEW_NS = 3_000_000_000
 _SENT_KEPT = 64
-_RTT_EVERY = 4
-"""Round trips are taken from one in so many heartbeats."""
 _SAYS = {None: wire.UNKNOWN, True: wire.HEARS, False: wire.DEAF}
 
 
@@ -103,6 +101,8 @@ class Peer:
         self._led: int | None = None
         self._sent_ns = [0] * _SENT_KEPT
         self._echoed_ns = [0] * len(tags)
+        self._plain: tuple[int, ...] = ()
+        """What we say of the paths, without echoes; empty when it has to be made anew."""
         self._dying: dict[int, _Death] = {}
         self._dead: dict[int, tuple[str, int]] = {}
         self._news: list[Transition] = []
@@ -142,7 +142,7 @@ class Peer:
         return None
 
     def stale(self, place: int, heartbeat: Heartbeat) -> bool:
-        """Whether a heartbeat, proven or not, can be nothing but a repetition."""
+        """Whether a heartbeat can be nothing but a repetition."""
         session = heartbeat.session
         if session == self.peer_session:
             if heartbeat.flags & wire.ANSWER:
@@ -151,7 +151,7 @@ class Peer:
         return session in self._retired or session == self.session
 
     def receive(self, place: int, slot: int, heartbeat: Heartbeat, now_ns: int) -> str:
-        """Take in a heartbeat whose proof is right and that is not :meth:`stale`.
+        """Take in a heartbeat whose proof is right.
 
         Args:
             place: the path that it came on.
@@ -164,15 +164,19 @@ class Peer:
             should be answered; ``IDLE`` for one that says nothing new.
         """
         session, echo_session, tick, sent_ns, _, flags, entries, _ = heartbeat
+        known = session == self.peer_session and tick > self.life.paths[place].tick
+        if not known and self.stale(place, heartbeat):
+            return REPLAYED
         if echo_session != self.session:
             # A peer that has just begun names no session. One that names an earlier one of ours is
             # one that we do not know yet, or it is a recording.
-            known = self.peer_session not in (None, session)
-            return REPLAYED if echo_session and known else STRANGER
+            other = self.peer_session not in (None, session)
+            return REPLAYED if echo_session and other else STRANGER
         if session != self.peer_session:
             self._begin(heartbeat, now_ns)
         elif flags & wire.ANSWER:
-            return IDLE
+            # Several may be under way while two ends get to know each other; later there is none.
+            return IDLE if self.new(now_ns) else REPLAYED
         if flags & wire.LEAVING:
             self._retired.add(session)
             self.peer_session = None
@@ -181,7 +185,7 @@ class Peer:
             return ACCEPTED
         if not flags & wire.ANSWER:
             self.life.hear(place, tick, sent_ns, now_ns)
-        if not tick % _RTT_EVERY:
+        if not tick % wire.ECHO_EVERY:
             echo, held_us = entries[slot * wire.ENTRY_FIELDS + 2 : slot * wire.ENTRY_FIELDS + 4]
             ago = (self.tick - echo) & 0xFFFFFFFF
             if echo and ago < _SENT_KEPT:
@@ -197,6 +201,7 @@ class Peer:
         """This end's interface of a path has carrier, or has not."""
         self.life.paths[place].carrier = present
         self.life.stirred = True
+        self._plain = ()
 
     def excuse(self, late_ns: int) -> None:
         """Our own loop was late by so much."""
@@ -216,6 +221,7 @@ class Peer:
         before = tuple(life.alive)
         changed = life.judge(now_ns)
         lossy = [path.lossy or path.peer_lossy for path in life.paths]
+        self._plain = ()
         if changed or lossy != self._lossy:
             self._lossy = lossy
             self._calm = False
@@ -270,18 +276,9 @@ class Peer:
             self.tick += 1
             self._sent_ns[self.tick % _SENT_KEPT] = now_ns
         chosen = self.choice.current
-        entries: list[int] = []
-        for tag, path in zip(self._tags, self.life.paths, strict=True):
-            says = _SAYS[path.hearing]
-            if path.lossy:
-                says |= wire.LOSSY
-            if not path.carrier:
-                says |= wire.NO_CARRIER
-            if path.streak:
-                held_us = min((now_ns - path.life_ns) // 1000, 0xFFFFFFFF)
-                entries += (tag, says, path.tick & 0xFFFFFFFF, held_us)
-            else:
-                entries += (tag, says, 0, 0)
+        entries = self._plain
+        if not entries or not self.tick % wire.ECHO_EVERY:
+            entries = self._entries(now_ns)
         return Heartbeat(
             self.session,
             (self.peer_session or 0) if echo_session is None else echo_session,
@@ -289,9 +286,28 @@ class Peer:
             now_ns,
             0 if chosen is None else self._tags[chosen],
             flags,
-            tuple(entries),
+            entries,
             names,
         )
+
+    def _entries(self, now_ns: int) -> tuple[int, ...]:
+        """What we say of the paths, with echoes where they are due."""
+        echoes = not self.tick % wire.ECHO_EVERY
+        entries: list[int] = []
+        for tag, path in zip(self._tags, self.life.paths, strict=True):
+            says = _SAYS[path.hearing]
+            if path.lossy:
+                says |= wire.LOSSY
+            if not path.carrier:
+                says |= wire.NO_CARRIER
+            if echoes and path.streak:
+                held_us = min((now_ns - path.life_ns) // 1000, 0xFFFFFFFF)
+                entries += (tag, says, path.tick & 0xFFFFFFFF, held_us)
+            else:
+                entries += (tag, says, 0, 0)
+        if not echoes:
+            self._plain = tuple(entries)
+        return tuple(entries)
 
     def _begin(self, heartbeat: Heartbeat, now_ns: int) -> None:
         """The peer has a new session."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import struct
+from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -32,19 +33,19 @@ NO_CARRIER = 4
 LOSSY = 8
 _HEARING = 3
 
-_HEAD = "4sQQQQIBB"
-_ENTRY = "IBII"
+ECHO_EVERY = 4
+"""One in so many heartbeats carries echoes."""
+
+_HEAD = struct.Struct("!4sQQQQIBB")
 ENTRY_FIELDS = 4
-_HEAD_BYTES = struct.calcsize("!" + _HEAD)
 _NAME_BYTES = 16
 MAC_BYTES = 16
 _MACS_AT_ONCE = blake2b.MAX_DIGEST_SIZE // MAC_BYTES
-_PER_PATH_BYTES = struct.calcsize("!" + _ENTRY) + _NAME_BYTES
-_LAYOUTS = [struct.Struct("!" + _HEAD + count * _ENTRY) for count in range(PATHS_MAX + 1)]
-_LAYOUT_OF = {
-    layout.size + count * _NAME_BYTES: layout for count, layout in enumerate(_LAYOUTS) if count
-}
-BYTES_MAX = _HEAD_BYTES + PATHS_MAX * _PER_PATH_BYTES + MAC_BYTES
+_TAILS_KEPT = 256
+_ENTRIES = [struct.Struct("!" + count * "IBII") for count in range(PATHS_MAX + 1)]
+_PER_PATH_BYTES = _ENTRIES[1].size + _NAME_BYTES
+_SIZES = {_HEAD.size + count * _PER_PATH_BYTES: count for count in range(1, PATHS_MAX + 1)}
+BYTES_MAX = _HEAD.size + PATHS_MAX * _PER_PATH_BYTES + MAC_BYTES
 ECHO_SESSION_AT = 12
 """Offset of ``echo_session``, for filters in the kernel."""
 
@@ -67,7 +68,7 @@ class Heartbeat(NamedTuple):
     """Of each of the sender's paths to the receiver, one behind the other: its tag; what the sender
     says of it (``UNKNOWN``, ``HEARS`` or ``DEAF``, with ``NO_CARRIER`` and ``LOSSY``); the number,
     modulo 2³², of the last heartbeat that it heard there, 0 where there was none; how long ago that
-    came, in microseconds."""
+    came, in microseconds; both only in one of ``ECHO_EVERY``."""
     names: bytes
     """The sender's interface on each of these, packed."""
 
@@ -86,29 +87,36 @@ def pack(heartbeat: Heartbeat) -> bytes:
     """A heartbeat's body, without its proof."""
     session, echo_session, tick, sent_ns, chosen, flags, entries, names = heartbeat
     count = len(entries) // ENTRY_FIELDS
-    layout = _LAYOUTS[count]
-    head = layout.pack(MAGIC, session, echo_session, tick, sent_ns, chosen, flags, count, *entries)
-    return head + names
+    head = _HEAD.pack(MAGIC, session, echo_session, tick, sent_ns, chosen, flags, count)
+    return head + _pack_tail(entries, names)
 
 
 def unpack(body: bytes) -> Heartbeat | None:
     """Read a heartbeat's body, proven or not; None where the bytes are none."""
-    layout = _LAYOUT_OF.get(len(body))
-    if layout is None:
+    if len(body) not in _SIZES:
         return None
-    magic, session, echo_session, tick, sent_ns, chosen, flags, _, *entries = layout.unpack_from(
-        body
-    )
-    if magic != MAGIC:
+    magic, session, echo_session, tick, sent_ns, chosen, flags, count = _HEAD.unpack_from(body)
+    if magic != MAGIC or _SIZES[len(body)] != count:
         return None
-    return Heartbeat(
-        session, echo_session, tick, sent_ns, chosen, flags, tuple(entries), body[layout.size :]
-    )
+    entries, names = _unpack_tail(body[_HEAD.size :], count)
+    return Heartbeat(session, echo_session, tick, sent_ns, chosen, flags, entries, names)
+
+
+# Most heartbeats say the same of the paths as the one before.
+@lru_cache(_TAILS_KEPT)
+def _pack_tail(entries: tuple[int, ...], names: bytes) -> bytes:
+    return _ENTRIES[len(entries) // ENTRY_FIELDS].pack(*entries) + names
+
+
+@lru_cache(_TAILS_KEPT)
+def _unpack_tail(tail: bytes, count: int) -> tuple[tuple[int, ...], bytes]:
+    layout = _ENTRIES[count]
+    return layout.unpack_from(tail), tail[layout.size :]
 
 
 def size(paths: int) -> int:
     """Bytes of a heartbeat with its proof."""
-    return _HEAD_BYTES + paths * _PER_PATH_BYTES + MAC_BYTES
+    return _HEAD.size + paths * _PER_PATH_BYTES + MAC_BYTES
 
 
 def pack_names(interfaces: list[str]) -> bytes:

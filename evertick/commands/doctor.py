@@ -128,7 +128,8 @@ def judged(name: str, enabled: bool, found: Iterable[Capability]) -> Iterator[Ch
     """A verdict on each capability of a collector.
 
     One that does not work fails if something can be done about it, or if it is all that the
-    collector has; else there is simply nothing here to observe.
+    collector has; else there is simply nothing here to observe. One that the collector can do without
+    is a note.
     """
     from evertick.checks import Check, Verdict
 
@@ -140,7 +141,8 @@ def judged(name: str, enabled: bool, found: Iterable[Capability]) -> Iterator[Ch
         elif not enabled:
             verdict = Verdict.OFF
         else:
-            verdict = Verdict.NOTE if any_works and not capability.fix else Verdict.FAILS
+            spared = capability.optional or not capability.fix
+            verdict = Verdict.NOTE if any_works and spared else Verdict.FAILS
         fix = capability.fix if enabled else f"--set collectors.{name}.enabled=true"
         label = name if capability.name == name else f"{name}: {capability.name}"
         yield Check("collectors", label, verdict, capability.detail, fix)

@@ -107,6 +107,14 @@ def summary(incident: Incident, now_ns: int) -> list[tuple[str, str]]:
         ("hurts", "; ".join(victims) or "no job that is known"),
         ("cost", gpu_time(incident.cost_gpu_s)),
     ]
+    if incident.merged_into is not None:
+        told.append(("goes on in", incident.merged_into))
+    if incident.failovers:
+        told.append(("failovers", f"{incident.failovers:,}, of which {incident.failbacks:,} ended"))
+    if incident.stall_ns:
+        told.append(("stall", f"flows stood still for {span(incident.stall_ns)} at most"))
+    if incident.restart_cost_gpu_s:
+        told.append(("a restart", f"would have cost {gpu_time(incident.restart_cost_gpu_s)}"))
     if incident.reopened:
         told.append(("reopened", f"{incident.reopened} times"))
     if incident.recommendation is not None:

@@ -87,6 +87,10 @@ def _tap(interface: str) -> socket.socket:
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL))
     tap.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
     tap.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-    tap.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+    try:
+        tap.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+    except PermissionError:
+        # Root of a namespace of users only: what the host's own bound allows has to do.
+        tap.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
     tap.bind((interface, 0))
     return tap

@@ -41,6 +41,8 @@ class Fault(ABC):
         self.fabric = fabric
         self.host = host
         self.rail = rail
+        self.options: dict[str, Any] = {}
+        """How it was asked for, beyond where."""
         self._truth = truth
         self._began_ns: int | None = None
 
@@ -69,10 +71,15 @@ class Fault(ABC):
         """The switch."""
         return identity.node(self.fabric.topology.leaf_names[self.rail])
 
+    @property
+    def details(self) -> dict[str, Any]:
+        """What the truth tells of it, beyond its kind and subject."""
+        return self.options
+
     def begin(self) -> None:
         """Break it."""
         self._break()
-        self._began_ns = self._truth.began(self.name, self.subject)
+        self._began_ns = self._truth.began(self.name, self.subject, self.details)
 
     def end(self) -> None:
         """Mend it; without effect where it is not broken."""
@@ -80,7 +87,7 @@ class Fault(ABC):
             return
         began_ns, self._began_ns = self._began_ns, None
         self._mend()
-        self._truth.ended(self.name, self.subject, began_ns)
+        self._truth.ended(self.name, self.subject, began_ns, self.details)
 
     def hold(self, seconds: float) -> None:
         """Break it, wait, mend it."""
@@ -149,4 +156,6 @@ def make(
     kinds = known()
     if name not in kinds:
         raise ValueError(f"no fault {name!r}; there are {', '.join(kinds)}")
-    return kinds[name](fabric, truth, host, rail, **options)
+    made = kinds[name](fabric, truth, host, rail, **options)
+    made.options = options
+    return made

@@ -12,37 +12,17 @@ Run one process a rank: ``python -m lab.workloads.ring --rank 0 --peers 10.99.0.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import select
 import socket
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+
+from lab.workloads.rank import Iterations, JobError, Summary, main, options
 
 _LANE_BYTES = 8
 _IPPROTO_MPTCP = 262
 _JOIN_S = 60.0
 _PIECE_BYTES = 1 << 18
-
-
-class JobError(Exception):
-    """The job cannot go on; the text says why."""
-
-
-@dataclass(slots=True)
-class Summary:
-    """How a rank's run went."""
-
-    rank: int
-    iterations: int = 0
-    errors: int = 0
-    right: bool = True
-    """Every sum was the sum."""
-    p50_ms: float = 0.0
-    stall_max_ms: float = 0.0
-    seconds: float = 0.0
 
 
 class Ring:
@@ -128,40 +108,34 @@ class Ring:
 
 
 def run(options: argparse.Namespace) -> Summary:
-    """Reduce until the time is over; rank 0 decides, and its word travels in the vector itself."""
+    """Reduce until the time is over; rank 0 decides, and its word travels in the vector itself.
+
+    Raises:
+        JobError: a neighbour does not come, is gone, or nothing moves.
+    """
     peers = options.peers.split(",")
-    summary = Summary(options.rank)
     lanes = max(2, options.bytes // len(peers) // _LANE_BYTES)
-    log = os.open(options.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644) if options.log else -1
-    took_ns: list[int] = []
     protocol = _IPPROTO_MPTCP if options.mptcp else socket.IPPROTO_TCP
     ring = Ring(options.rank, peers, options.port, options.patience_s, protocol)
-    began_s = time.monotonic()
-    last = 0
-    while not last:
-        last = int(options.rank == 0 and time.monotonic() - began_s >= options.seconds)
-        number = summary.iterations % 1000
-        chunks = [_vector(options.rank + number, part, lanes, last) for part in range(len(peers))]
-        start_ns = time.monotonic_ns()
-        sums = ring.all_reduce(chunks)
-        ended_ns = time.monotonic_ns()
-        last = int.from_bytes(sums[0][:_LANE_BYTES], "little")
-        total = sum(rank + number for rank in range(len(peers)))
-        expected = [_vector(total, part, lanes, last, len(peers)) for part in range(len(peers))]
-        summary.right &= sums == expected
-        summary.iterations += 1
-        took_ns.append(ended_ns - start_ns)
-        if log >= 0:
-            os.write(log, b'{"at_ns":%d,"took_ns":%d}\n' % (time.time_ns(), took_ns[-1]))
-        time.sleep(options.compute_ms / 1000)
+    last, right = 0, True
+    with Iterations(options.log) as iterations:
+        while not last:
+            last = int(options.rank == 0 and iterations.seconds >= options.seconds)
+            number = len(iterations) % 1000
+            chunks = [
+                _vector(options.rank + number, part, lanes, last) for part in range(len(peers))
+            ]
+            start_ns = time.monotonic_ns()
+            sums = ring.all_reduce(chunks)
+            iterations.add(time.monotonic_ns() - start_ns)
+            last = int.from_bytes(sums[0][:_LANE_BYTES], "little")
+            total = sum(rank + number for rank in range(len(peers)))
+            right &= sums == [
+                _vector(total, part, lanes, last, len(peers)) for part in range(len(peers))
+            ]
+            time.sleep(options.compute_ms / 1000)
     ring.close()
-    if log >= 0:
-        os.close(log)
-    summary.seconds = round(time.monotonic() - began_s, 3)
-    took_ns.sort()
-    summary.p50_ms = round(took_ns[len(took_ns) // 2] / 1e6, 3)
-    summary.stall_max_ms = round(took_ns[-1] / 1e6, 3)
-    return summary
+    return iterations.summary(options.rank, right)
 
 
 def _vector(value: int, part: int, lanes: int, flag: int, times: int = 1) -> bytes:
@@ -196,33 +170,7 @@ def _reach(family: int, protocol: int, own: str, peer: str, port: int) -> socket
             return end
 
 
-def main() -> None:
-    """The command line of one rank; prints its summary as JSON and exits 1 where it failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument(
-        "--peers", required=True, help="addresses of all ranks, with commas between"
-    )
-    parser.add_argument("--port", type=int, default=29500)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--bytes", type=int, default=1 << 20, help="size of the vector")
-    parser.add_argument("--compute-ms", type=float, default=0.0, help="pause between iterations")
-    parser.add_argument(
-        "--patience-s", type=float, default=120.0, help="standstill that is an error"
-    )
-    parser.add_argument(
-        "--log", default="", help="file for the time of every iteration, JSON lines"
-    )
-    parser.add_argument("--mptcp", action="store_true", help="multipath TCP, the kernel's own")
-    options = parser.parse_args()
-    try:
-        summary = run(options)
-    except JobError as error:
-        print(json.dumps({"rank": options.rank, "errors": 1, "error": str(error)}), flush=True)
-        sys.exit(1)
-    print(json.dumps(asdict(summary)), flush=True)
-    sys.exit(0 if summary.right else 1)
-
-
 if __name__ == "__main__":
-    main()
+    parser = options(__doc__ or "")
+    parser.add_argument("--mptcp", action="store_true", help="multipath TCP, the kernel's own")
+    main(run, parser)

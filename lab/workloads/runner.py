@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from lab.fabric import Fabric
 
@@ -26,8 +26,11 @@ class Iteration:
     took_ns: int
 
 
-class RingJob:
-    """A ring all-reduce over all hosts of a lab; a context manager that ends what still runs."""
+class Job:
+    """A workload over all hosts of a lab; a context manager that ends what still runs."""
+
+    module: ClassVar[str]
+    """What each rank runs."""
 
     def __init__(
         self,
@@ -37,7 +40,6 @@ class RingJob:
         compute_ms: float = 0.0,
         version: int = 4,
         patience_s: float = 120.0,
-        mptcp: bool = False,
     ) -> None:
         """
         Args:
@@ -47,7 +49,6 @@ class RingJob:
             compute_ms: pause between iterations.
             version: 4 or 6, of the addresses.
             patience_s: standstill that the job takes for an error.
-            mptcp: connect the addresses of rail 0 by multipath TCP over all rails.
         """
         self._fabric = fabric
         self._options = [
@@ -55,23 +56,15 @@ class RingJob:
             f"--bytes={vector_bytes}",
             f"--compute-ms={compute_ms}",
             f"--patience-s={patience_s}",
-            *(["--mptcp"] if mptcp else []),
         ]
-        self._mptcp = mptcp
         self._version = version
         self._folder = tempfile.TemporaryDirectory(prefix="evertick-job-")
         self._ranks: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
-        topology = self._fabric.topology
-        place = 0 if self._version == 4 else 1
-        addresses = [topology.service_addresses(host)[place] for host in topology.host_names]
-        if self._mptcp:
-            addresses = [topology.rail_address(host, 0) for host in topology.host_names]
-            self._multipath()
-        peers = ",".join(addresses)
-        for rank, host in enumerate(topology.host_names):
-            words = [sys.executable, "-m", "lab.workloads.ring", f"--rank={rank}"]
+        peers = ",".join(self._addresses())
+        for rank, host in enumerate(self._fabric.topology.host_names):
+            words = [sys.executable, "-m", self.module, f"--rank={rank}"]
             words += [f"--peers={peers}", f"--log={self._log(rank)}", *self._options]
             self._ranks.append(
                 self._fabric.hosts[host].spawn(
@@ -80,17 +73,11 @@ class RingJob:
             )
         return self
 
-    def _multipath(self) -> None:
-        """Let every host open a subflow from each of its other rails, and offer them."""
+    def _addresses(self) -> list[str]:
+        """Of the ranks, in their order."""
         topology = self._fabric.topology
-        for host, namespace in self._fabric.hosts.items():
-            lines = ["limits set subflows 8 add_addr_accepted 8"]
-            for rail in range(1, topology.rails):
-                address = topology.rail_address(host, rail)
-                lines.append(
-                    f"endpoint add {address} dev {topology.rail_names[rail]} subflow signal"
-                )
-            namespace.ip("mptcp endpoint flush\n" + "".join(f"mptcp {line}\n" for line in lines))
+        place = 0 if self._version == 4 else 1
+        return [topology.service_addresses(host)[place] for host in topology.host_names]
 
     def __exit__(
         self,
@@ -140,3 +127,46 @@ class RingJob:
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name, f"rank-{rank}.jsonl")
+
+
+class RingJob(Job):
+    """A ring all-reduce over plain TCP, which needs nothing installed."""
+
+    module = "lab.workloads.ring"
+
+    def __init__(self, *arguments: Any, mptcp: bool = False, **options: Any) -> None:
+        """
+        Args:
+            arguments: those of :class:`Job`.
+            mptcp: connect the addresses of rail 0 by multipath TCP over all rails.
+            options: those of :class:`Job`.
+        """
+        super().__init__(*arguments, **options)
+        self._mptcp = mptcp
+        if mptcp:
+            self._options.append("--mptcp")
+
+    def _addresses(self) -> list[str]:
+        if not self._mptcp:
+            return super()._addresses()
+        self._multipath()
+        topology = self._fabric.topology
+        return [topology.rail_address(host, 0) for host in topology.host_names]
+
+    def _multipath(self) -> None:
+        """Let every host open a subflow from each of its other rails, and offer them."""
+        topology = self._fabric.topology
+        for host, namespace in self._fabric.hosts.items():
+            lines = ["limits set subflows 8 add_addr_accepted 8"]
+            for rail in range(1, topology.rails):
+                address = topology.rail_address(host, rail)
+                lines.append(
+                    f"endpoint add {address} dev {topology.rail_names[rail]} subflow signal"
+                )
+            namespace.ip("mptcp endpoint flush\n" + "".join(f"mptcp {line}\n" for line in lines))
+
+
+class DdpJob(Job):
+    """PyTorch's DDP over gloo; see :func:`lab.workloads.ddp.missing` first."""
+
+    module = "lab.workloads.ddp"

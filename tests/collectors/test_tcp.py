@@ -1,4 +1,4 @@
-"""Collector ``tcp``: decoding by example and by any bytes, and flows that are really there."""
+"""Collector ``tcp`` without eBPF: decoding by example and by any bytes, and flows that are really there."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_counts_are_those_of_the_interval(host: Host, address: str) -> None:
         listener(address).close()
     except OSError:
         pytest.skip(f"this machine has no address {address}")
-    collector = TcpCollector(host, TcpSettings(include_loopback=True))
+    collector = TcpCollector(host, TcpSettings(ebpf=False, include_loopback=True))
     with connected(lambda: listener(address), lambda end: socket.create_connection(end[:2])) as (
         old,
         old_far,
@@ -201,7 +201,7 @@ def test_counts_are_those_of_the_interval(host: Host, address: str) -> None:
 
 
 def test_flows_that_do_not_leave_the_host_are_left_out(host: Host) -> None:
-    collector = TcpCollector(host, TcpSettings())
+    collector = TcpCollector(host, TcpSettings(ebpf=False))
     with connected(lambda: listener("127.0.0.1"), socket.create_connection):
         list(collector.collect())
         events = batches(collector.collect())  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ def test_many_flows_are_split_into_batches_of_their_own_ids(namespaces: Any, hos
         namespaces.a, lambda: [socket.create_connection(far.getsockname()) for _ in range(25)]
     )
     collector = namespaces.inside(
-        namespaces.a, lambda: TcpCollector(host, TcpSettings(rows_max=10))
+        namespaces.a, lambda: TcpCollector(host, TcpSettings(ebpf=False, rows_max=10))
     )
     list(collector.collect())
     events = batches(collector.collect())
@@ -236,7 +236,7 @@ def test_many_flows_are_split_into_batches_of_their_own_ids(namespaces: Any, hos
 def test_lost_segments_are_seen_as_retransmitted(namespaces: Any, host: Host) -> None:
     namespaces.address()
     far_listener = namespaces.inside(namespaces.b, lambda: listener("10.99.0.2"))
-    collector = namespaces.inside(namespaces.a, lambda: TcpCollector(host, TcpSettings()))
+    collector = namespaces.inside(namespaces.a, lambda: TcpCollector(host, TcpSettings(ebpf=False)))
     list(collector.collect())
     with connected(
         lambda: far_listener,
@@ -261,5 +261,5 @@ def test_lost_segments_are_seen_as_retransmitted(namespaces: Any, host: Host) ->
 
 
 def test_without_root_it_sees_its_host(host: Host) -> None:
-    (capability,) = TcpCollector.capabilities(host, TcpSettings())
+    (capability,) = TcpCollector.capabilities(host, TcpSettings(ebpf=False))
     assert capability.works

@@ -321,3 +321,77 @@ def test_a_thousand_revisions_are_told() -> None:
         revision(n, T + n, IncidentState.OPEN, summary=f"summary {n}") for n in range(1, 1500)
     ]
     assert len(story(reversed(revisions))) == 1 + len(revisions)
+
+
+def test_a_crowd_of_symptoms_is_one_line_and_guesses_on_the_way_are_none() -> None:
+    def path(number: int) -> str:
+        return f"path:node-{number}/10.0.0.{number}->10.0.0.9"
+
+    signals = [
+        signal(
+            Phase.RAISED,
+            T + n * 1_000_000,
+            content_id("path", n),
+            kind="path.down",
+            subject=path(n),
+            summary=f"path {n} is dead",
+            evidence=[Evidence(at_ns=T, what="dead")],
+        )
+        for n in range(6)
+    ]
+    symptoms = [
+        symptom(kind="path.down", subject=path(n), episode=content_id("path", n)) for n in range(6)
+    ]
+    revisions = [
+        revision(
+            n + 1,
+            T + n * 1_000_000,
+            IncidentState.OPEN,
+            kind="path.down" if n == 0 else "link.down" if n < 5 else "switch.down",
+            symptoms=symptoms[: n + 1],
+            summary=f"guess {n}",
+        )
+        for n in range(6)
+    ]
+    assert [(line.what, line.text) for line in story(revisions, signals)] == [
+        (What.SYMPTOM, "path.down raised on 6 within 5 ms; the first: path 0 is dead"),
+        (What.INCIDENT, "opened: path.down, guess 0"),
+        (What.INCIDENT, "refined: path.down is switch.down, guess 5"),
+    ]
+
+
+def test_failover_stall_and_failback_in_words() -> None:
+    path = "path:node-3/10.0.0.3->10.0.0.9"
+    moved = symptom(
+        kind="path.failover", subject=path, role="effect", severity=Severity.INFO, episode=OTHER
+    )
+    first = revision(1, T, IncidentState.OPEN)
+    second = revision(
+        2,
+        T + S,
+        IncidentState.MITIGATED,
+        symptoms=[symptom(), moved],
+        failovers=1,
+        stall_ns=61_000_000,
+        restart_cost_gpu_s=43_200.0,
+    )
+    third = revision(
+        3,
+        T + 60 * S,
+        IncidentState.RESOLVED,
+        symptoms=[symptom(cleared_ns=T + 50 * S), moved],
+        failovers=1,
+        failbacks=1,
+        stall_ns=61_000_000,
+        restart_cost_gpu_s=43_200.0,
+        resolved_ns=T + 60 * S,
+    )
+    told = [line.text for line in story([first, second, third]) if line.what is What.INCIDENT]
+    assert told[1] == "mitigated: the traffic is on other paths (1 failover)"
+    assert told[2] == (
+        "resolved after 1 min, 1 failover, flows stood still for 61 ms at most, "
+        "a restart would have cost 12.0 GPU-hours"
+    )
+    merged = revision(2, T + S, IncidentState.RESOLVED, merged_into=OTHER, resolved_ns=T + S)
+    (line,) = [one for one in story([first, merged]) if "goes on" in one.text]
+    assert line.text == f"has one cause with incident {OTHER[:8]} and goes on in it"

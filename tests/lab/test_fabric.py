@@ -56,21 +56,64 @@ def test_a_failure_inside_takes_it_away() -> None:
 def test_what_a_killed_owner_left_is_swept_and_a_living_lab_is_not(fabric: Fabric) -> None:
     code = (
         "import sys, time; from lab.fabric import Fabric; from lab.topology import Topology;"
-        "f = Fabric(Topology()).__enter__(); print(f.tag, flush=True); time.sleep(60)"
+        "f = Fabric(Topology()).__enter__(); left = f.hosts['host-1'].spawn(['sleep', '60']);"
+        "print(f.tag, left.pid, flush=True); time.sleep(60)"
     )
     root = Path(__file__).resolve().parents[2]
     owner = subprocess.Popen(
         [sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
-    tag = owner.stdout.readline().strip()
+    tag, left = owner.stdout.readline().split()
     assert sweep() == []
     owner.send_signal(signal.SIGKILL)
-    owner.communicate()
+    owner.wait()
+    owner.stdout.close()
     assert names(tag)
+    assert alive(left)
     assert sweep() == [tag]
     assert names(tag) == []
+    eventually(lambda: not alive(left), 5, "a process of the killed lab to be gone")
     assert names(fabric.tag)
+
+
+def alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_an_interrupted_lab_leaves_nothing_running() -> None:
+    code = (
+        "import time; from lab.fabric import Fabric; from lab.topology import Topology\n"
+        "with Fabric(Topology()) as f:\n"
+        "    left = f.hosts['host-2'].spawn(['sleep', '60'])\n"
+        "    print(f.tag, left.pid, flush=True); time.sleep(60)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert owner.stdout is not None
+    tag, left = owner.stdout.readline().split()
+    assert names(tag)
+    owner.send_signal(signal.SIGINT)
+    owner.communicate(timeout=60)
+    assert names(tag) == []
+    assert not alive(left)
+
+
+def test_a_program_sees_its_host(fabric: Fabric) -> None:
+    program = fabric.hosts["host-2"].spawn(
+        ["sh", "-c", "hostname; ls /sys/class/net; echo $$"], stdout=subprocess.PIPE, text=True
+    )
+    said, _ = program.communicate(timeout=60)
+    assert said.split() == ["host-2", "lo", "rail0", "rail1", "svc0", str(program.pid)]
 
 
 class Ping:
@@ -186,6 +229,8 @@ def test_truth_is_told_as_events(fabric: Fabric) -> None:
     assert [key for key, _ in told] == [b"link:host-1/rail1--leaf-2/p1"] * 2
     assert b'"phase":"begin"' in told[0][1]
     assert b'"phase":"end"' in told[1][1]
+    faults.make("flap_train", fabric, truth, "host-1", 1, count=1, down_s=0.02).hold(0.05)
+    assert b'"count":1,"down_s":0.02,"flaps":1' in told[3][1]
 
 
 def test_an_unknown_fault_is_named(fabric: Fabric) -> None:
@@ -224,9 +269,3 @@ def test_settings_and_inventory_of_a_topology() -> None:
     }
     assert len({encode(item) for item in topology.inventory(1)}) == 6
     assert len(topology.job("llm", 1).ranks) == 3
-
-
-@pytest.mark.parametrize("wrong", [{"hosts": 1}, {"rails": 0}, {"hosts": 65}, {"rate_mbps": 1}])
-def test_a_topology_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"hosts|rails|rate"):
-        Topology(**wrong)

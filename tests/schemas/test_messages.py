@@ -89,7 +89,12 @@ def messages(draw: st.DrawFn, model: type[BaseModel]) -> Any:
     """Instances of a model, with some of the fields that have a default left out."""
     if issubclass(model, Columns):
         rows = draw(st.integers(0, 3))
-        kinds = {list[int]: st.integers(0, 2**64 - 1), list[bool]: st.booleans()}
+        counts = st.integers(0, 2**64 - 1)
+        kinds = {
+            list[int]: counts,
+            list[bool]: st.booleans(),
+            list[list[int]]: st.lists(counts, max_size=3),
+        }
         return model(
             **{
                 name: draw(

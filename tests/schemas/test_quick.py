@@ -47,7 +47,8 @@ def test_takes_what_is_valid(model: type[Batch], data: st.DataObject) -> None:
         assert not written.isascii() or any(
             value >= 1 << 63
             for column in event.columns.__dict__.values()
-            for value in column
+            for cell in column
+            for value in (cell if isinstance(cell, list) else [cell])
             if isinstance(value, int)
         )
 

@@ -315,7 +315,8 @@ def test_bounds_are_counted() -> None:
         raised(0),
         *(raised(i + 1, kind="tcp.retransmits", subject=path) for i, path in enumerate(paths)),
     )
-    assert len(told[-1].symptoms) == 10 and told[-1].symptoms_dropped == 11
+    assert len(told[-1].symptoms) == 10 and told[-1].symptoms_dropped == 8
+    assert correlator.incidents()[0].symptoms_dropped == 11
     again = feed(
         correlator, *(raised(i + 1, kind="tcp.retransmits", subject=p) for i, p in enumerate(paths))
     )

@@ -117,6 +117,20 @@ def test_a_restored_episode_goes_on() -> None:
     assert [(s.phase, s.episode) for s in signals] == [(Phase.CLEARED, raised.episode)]
 
 
+def test_a_bad_row_in_a_good_batch_does_not_hide_the_rest_of_the_batch() -> None:
+    path = ("10.0.0.3:4000", "10.0.0.9:80")
+    first: list[Row] = [(*path, 10, 1), (*path, 1200, 2)]
+    second: list[Row] = [(*path, 1010, 30)]
+    one = detector(for_intervals=1)
+    signals: list[Signal] = []
+    for index in range(3):
+        at_ns = T0 + index * S
+        signals += [*one.observe(flows(at_ns, first)), *one.observe(flows(at_ns, second, 1))]
+        signals += one.tick(at_ns + S)
+    # 33 of 2,220 segments; the second batch alone would be above the ratio.
+    assert signals == []
+
+
 def test_batches_of_one_interval_are_judged_together_and_none_twice() -> None:
     one = detector()
     signals: list[Signal] = []

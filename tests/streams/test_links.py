@@ -11,7 +11,8 @@ from schemas.identity import content_id
 from schemas.packet import LinkTransition
 from schemas.signal import Phase, Severity, Signal
 from streams.base import Detector
-from streams.links import LinkDown, LinkFlapping, LinkFlappingSettings
+from streams.flapping import FlappingSettings
+from streams.links import LinkDown, LinkFlapping
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -50,7 +51,7 @@ def down() -> LinkDown:
 
 
 def flapping(**changes: float) -> LinkFlapping:
-    return LinkFlapping("node-3", "default", LinkFlappingSettings(**changes))
+    return LinkFlapping("node-3", "default", FlappingSettings(**changes))
 
 
 def feed(detector: Detector, *events: LinkTransition) -> list[Signal]:

@@ -45,7 +45,7 @@ def test_idle_flows_are_not_concerned() -> None:
 
 def test_the_kernel_names_the_flows_to_an_address_and_no_others() -> None:
     with socket.create_server(("127.0.0.7", 0)) as server:
-        name = "127.0.0.7:%d" % server.getsockname()[1]
+        name = f"127.0.0.7:{server.getsockname()[1]}"
         with socket.create_connection(server.getsockname()) as client, server.accept()[0]:
             client.send(b"x")
             flows = Flows()
