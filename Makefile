@@ -10,13 +10,16 @@ SOURCES := schemas bus collectors streams remediators history lab evertick tests
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test lint bench clean packages
+.PHONY: help up lab test lint bench clean packages
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 up: $(VENV)/.embedded  ## Run the whole system here; Ctrl-C stops it
 	@exec $(BIN)/evertick up $(ARGS)
+
+lab: packages $(VENV)/.embedded  ## Break links under a running job, with Evertick and without; needs root
+	@exec $(BIN)/evertick lab $(ARGS)
 
 test: packages $(VENV)/.dev  ## Check everything; skips by name what this machine cannot do
 	$(BIN)/lint-imports --no-cache

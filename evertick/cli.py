@@ -18,7 +18,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from evertick.commands import bench, doctor, history, incidents, parts, schema, show, tail, up
+from evertick.commands import (
+    bench,
+    doctor,
+    history,
+    incidents,
+    lab,
+    parts,
+    schema,
+    show,
+    tail,
+    up,
+)
 from evertick.commands.globals import Globals
 
 _HOISTED = ("--config", "--set")
@@ -165,7 +176,7 @@ def _globals(
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run": (up.up, parts.agent, parts.stream, parts.remediate),
     "Look": (incidents.incidents, show.show, tail.tail, doctor.doctor),
-    "Build on": (bench.bench,),
+    "Build on": (lab.lab, bench.bench),
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:

@@ -42,7 +42,9 @@ class View:
     events: Sequence[Event] = ()
     """From Evertick's topics, in the order in which they came."""
     iterations: Sequence[Iteration] = ()
-    """Of the job; a standstill that lasts stands as the last of them."""
+    """Of the job; the last is the one under way, up to when it was looked at."""
+    standing_ms: float = 0.0
+    """How long the iteration under way has lasted already."""
     about: dict[str, str] = field(default_factory=dict)
     """What each kind of fault is, in a line."""
 
@@ -133,7 +135,8 @@ def entries(view: View, index: int, usual: float | None = None) -> list[Entry]:
         lasted_s = (span.ended_ns - span.began_ns) / 1e9
         told.append(Entry(span.ended_ns, TRUTH, f"mended after {lasted_s:.1f} s"))
     told += _moves(view.topology, moves, RouteMoveReason.FAILBACK, span)
-    return sorted(told, key=lambda entry: entry.at_ns)
+    # The truth is told once the breaking is done; what it did at once is a few milliseconds older.
+    return [told[0], *sorted(told[1:], key=lambda entry: entry.at_ns)]
 
 
 def rail_of(topology: Topology, path: str | None) -> int | None:

@@ -20,7 +20,7 @@ from lab.chronicle import View, standing
 from lab.fabric import Fabric
 from lab.faults.base import known
 from lab.scene import Audience
-from lab.score import GPUS_PER_HOST, Score, score
+from lab.score import GPUS_PER_HOST, Score, newest, score
 from lab.script import Act
 from lab.stage import Stage
 from lab.topology import Topology
@@ -98,8 +98,10 @@ class Run:
 
     def view(self) -> View:
         """The run as it stands."""
+        read_ns, iterations = self._watch.iterations
+        until_ns = read_ns if self._ended_ns is None else self._ended_ns
         now_ns = time.time_ns()
-        iterations = self._watch.iterations
+        under_way_ns = until_ns - iterations[-1].at_ns if iterations else 0
         return View(
             topology=self._topology,
             with_evertick=self._with,
@@ -109,7 +111,8 @@ class Run:
             note=self._note,
             spans=self._truth.spans[:],
             events=self._watch.events,
-            iterations=standing(iterations, self._ended_ns or now_ns),
+            iterations=standing(iterations, until_ns),
+            standing_ms=max(0, under_way_ns) / 1e6,
             about=self._about,
         )
 
@@ -189,8 +192,6 @@ class Run:
 
     def _await_incidents(self) -> None:
         """Until all are resolved, or the wait is too long for an audience."""
-        from lab.score import newest
-
         deadline_s = time.monotonic() + _RESOLVED_S
         while time.monotonic() < deadline_s:
             self._pause(_LOOK_S)

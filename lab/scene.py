@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from evertick import wording
-from evertick.story import Line, story
+from evertick.story import Line, What, story
 from lab import chronicle
 from lab.chronicle import EVERTICK, JOB, TRUTH, Entry, View
 from lab.score import newest
@@ -30,6 +30,7 @@ _WORST_NS = 10_000_000_000
 _SPARK_NS = 30_000_000_000
 _SPARK_WIDTH = 60
 _STALLS_SHOWN = 5
+_STANDSTILL_MS = 200.0
 _REFRESH_PER_S = 3
 _STYLES = {TRUTH: "red", EVERTICK: "green", JOB: "yellow"}
 
@@ -43,7 +44,7 @@ class Audience(Protocol):
     def told(self, view: View, index: int) -> None:
         """A fault is over, and what came of it is known."""
 
-    def showing(self, view: Callable[[], View]) -> contextmanager[None]:  # type: ignore[valid-type]
+    def showing(self, view: Callable[[], View]) -> AbstractContextManager[None]:
         """While a run lasts."""
 
 
@@ -115,7 +116,8 @@ def screen(view: View, height: int = 50) -> RenderableType:
     usual = chronicle.usual_ms(view.iterations)
     fixed = view.topology.hosts + 11
     left = max(6, height - fixed)
-    told = list(story_of(view)) if view.with_evertick else []
+    known = newest(view.events)
+    told = story_of(view, known[-1].incident) if known else []
     story_lines = min(len(told), left // 2)
     parts: list[RenderableType] = [
         header(view),
@@ -197,10 +199,8 @@ def job(view: View, usual: float) -> RenderableType:
     """The job's pulse, and how long it stood still at each fault."""
     spark = sparkline(view.iterations, view.now_ns)
     pulse = Text.assemble(("job  ", "bold"), (spark, "cyan"), f"  {usual:.1f} ms an iteration")
-    if view.iterations:
-        now_ms = view.iterations[-1].took_ns / 1e6
-        if now_ms > usual + 10 * chronicle.NOTICED_MS and view.iterations[-1].at_ns >= view.now_ns:
-            pulse.append(f", STANDS STILL for {now_ms / 1000:.1f} s", "bold red")
+    if view.standing_ms > usual + _STANDSTILL_MS:
+        pulse.append(f"  STANDS STILL for {view.standing_ms / 1000:.1f} s", "bold red")
     stalls = Text("stood still  ", "bold")
     first = max(0, len(view.spans) - _STALLS_SHOWN)
     for index in range(first, len(view.spans)):
@@ -257,18 +257,23 @@ def happened(view: View, most: int, usual: float) -> Table:
     return table
 
 
-def story_of(view: View, incident: str = "") -> list[Line]:
-    """The story of an incident; without its id of the newest."""
-    known = newest(view.events)
-    if not known:
-        return []
-    name = incident or known[-1].incident
-    return story(
-        [one for one in view.events if isinstance(one, Incident) and one.incident == name],
+def story_of(view: View, incident: str) -> list[Line]:
+    """The story of an incident, without the evidence: what was noticed, understood and done."""
+    lines = story(
+        [one for one in view.events if isinstance(one, Incident) and one.incident == incident],
         [one for one in view.events if isinstance(one, Signal)],
         [one for one in view.events if isinstance(one, Action)],
         [one for one in view.events if isinstance(one, Outcome)],
     )
+    return [line for line in lines if line.what is not What.EVIDENCE]
+
+
+def understood(view: View) -> list[tuple[Incident, list[Line]]]:
+    """Every incident with what was understood of it and done about it, step by step."""
+    return [
+        (one, [line for line in story_of(view, one.incident) if line.what >= What.INCIDENT])
+        for one in newest(view.events)
+    ]
 
 
 def _story(lines: Sequence[Line]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,3 +175,34 @@ def newest(events: Sequence[Any]) -> list[Incident]:
                 found[event.incident] = event
     alive = [one for one in found.values() if one.merged_into is None]
     return sorted(alive, key=lambda one: (one.opened_ns, one.incident))
+
+
+def rows(scores: Sequence[Score]) -> list[tuple[str, list[str]]]:
+    """The summary for a person: what, and for each run its figure."""
+
+    def row(name: str, told: Callable[[Score], str]) -> tuple[str, list[str]]:
+        return name, [told(one) for one in scores]
+
+    return [
+        row("faults", lambda one: f"{len(one.faults)}"),
+        row("bridged", lambda one: f"{one.bridged}"),
+        row("failovers", lambda one: f"{one.failovers}" if one.with_evertick else "-"),
+        row("slowest failover", _slowest),
+        row("stall of the job, p50", lambda one: f"{one.stall_p50_ms:,.0f} ms"),
+        row("stall of the job, longest", lambda one: f"{one.stall_max_ms:,.0f} ms"),
+        row("longest standstill at all", lambda one: f"{one.standstill_ms:,.0f} ms"),
+        row("iterations", lambda one: f"{one.iterations:,} of {one.iteration_p50_ms:.1f} ms"),
+        row("job errors", lambda one: f"{one.job_errors}"),
+        row("the job's result", lambda one: one.job_error if one.job_errors else "right"),
+        row("incidents", lambda one: f"{len(one.incidents)}" if one.with_evertick else "-"),
+        row("restarts would cost", lambda one: f"{one.restart_gpu_h:,.0f} GPU-hours"),
+        row(
+            "restarts avoided",
+            lambda one: f"{one.avoided_gpu_h:,.0f} GPU-hours" if one.with_evertick else "-",
+        ),
+    ]
+
+
+def _slowest(one: Score) -> str:
+    took = [felt.failover_ms for felt in one.faults if felt.failover_ms is not None]
+    return f"{max(took):.0f} ms after the last sign of life" if took else "-"

@@ -52,7 +52,7 @@ class Watch:
         """The job to follow, once it runs."""
         self._kafka = kafka
         self._events: list[Event] = []
-        self._iterations: list[Iteration] = []
+        self._iterations: tuple[int, Sequence[Iteration]] = (0, ())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="watch", daemon=True)
         self._failed: Exception | None = None
@@ -76,8 +76,8 @@ class Watch:
         return self._events[:]
 
     @property
-    def iterations(self) -> Sequence[Iteration]:
-        """Of the job so far."""
+    def iterations(self) -> tuple[int, Sequence[Iteration]]:
+        """Of the job so far, and when they were read, nanoseconds UTC."""
         return self._iterations
 
     def check(self) -> None:
@@ -99,7 +99,8 @@ class Watch:
                     else:
                         self._read(client, self._kafka)
                     if (job := self.job) is not None:
-                        self._iterations = job.iterations()
+                        read_ns = time.time_ns()
+                        self._iterations = read_ns, job.iterations()
             finally:
                 if client is not None:
                     client.close()
