@@ -148,8 +148,8 @@ def _print(played: list[Played], took_s: float) -> None:
         table.add_row(screen.text(name), *map(screen.text, figures))
     screen.show(table, console)
     typer.echo(f"\nIt took {took_s:.0f} s. What the price assumes:")
-    for line in assumptions():
-        typer.echo(f"- {line}")
+    for assumption in assumptions():
+        typer.echo(f"- {assumption}")
 
 
 def _end(number: int, frame: FrameType | None) -> None:
