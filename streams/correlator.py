@@ -225,10 +225,11 @@ class Correlator:
             opened_ns=signal.raised_ns,
             symptoms=[symptom],
         )
-        live = Live(incident, {}, {}, set())
+        # Its first revision has yet to be told.
+        live = Live(incident.model_copy(update={"revision": 0}), {}, {}, set())
         self._live.add(live)
         self._hold(live, key, symptom, signal)
-        return self._settle(live, signal, revision=1)
+        return self._settle(live, signal)
 
     def _felt(self, live: Live, signal: Signal) -> list[Incident]:
         """A stall is measured when flows move again, which may be long after the traffic is back and
@@ -302,24 +303,26 @@ class Correlator:
             if symptom is not None:
                 self._memory.set_floor(old_key, raised_ns)
 
-    def _settle(
-        self,
-        live: Live,
-        signal: Signal,
-        merges: Iterable[str] = (),
-        revision: int | None = None,
-    ) -> list[Incident]:
-        """Revise an incident after it took a symptom in, and make those one that this shows to be."""
+    def _settle(self, live: Live, signal: Signal, merges: Iterable[str] = ()) -> list[Incident]:
+        """Revise an incident after it took a symptom in, and make those one that this shows to be.
+
+        Each is told once, as it is in the end: were a revision on the way stored and no more, the
+        signal would be known, and what ties the incident to others would not be looked at again.
+        """
+        told: list[Incident] = []
         live, ended = self._unions.unite(live, merges, signal.at_ns, signal.clock_error_ns)
-        told = [self._revise(live, signal, revision), *self._forget_ended(ended)]
+        ends = ended
         for _ in range(_UNITE_ROUNDS_MAX):
+            self._review(live, signal)
             known = self._known(signal.at_ns, told)
             same = explain.tied(live.incident, signal, known)
             live, ended = self._unions.unite(live, same, signal.at_ns, signal.clock_error_ns)
             if not ended:
                 break
-            told += [self._revise(live, signal), *self._forget_ended(ended)]
-        return told
+            ends = [*ends, *ended]
+        else:
+            self._review(live, signal)
+        return [*told, self._tell(live), *self._forget_ended(ends)]
 
     def _mend(self) -> list[Incident]:
         """Do what a worker left half done that died while it made two incidents one."""
@@ -331,23 +334,27 @@ class Correlator:
     def _forget_ended(self, ended: list[Live]) -> list[Incident]:
         for one in ended:
             self._remember(one)
-        return [one.incident for one in ended]
+        # One that was never told of ends without a word.
+        return [one.incident for one in ended if one.incident.revision > 1]
 
-    def _revise(self, live: Live, signal: Signal | None, revision: int | None = None) -> Incident:
+    def _revise(self, live: Live, signal: Signal | None) -> Incident:
         """The next revision, after a signal was taken in."""
-        number = revision or live.incident.revision + 1
+        self._review(live, signal)
+        return self._tell(live)
+
+    def _review(self, live: Live, signal: Signal | None) -> None:
+        """Bring an incident up to date with its symptoms; its number stays."""
         diagnosis = explain.diagnose(list(live.symptoms.values()), self._inventory)
-        incident = revised(
-            live, signal, diagnosis, self._inventory, self.settings.restart_min
-        ).model_copy(
-            update={
-                "id": content_id("revision", live.name, number),
-                "revision": number,
-            }
-        )
+        incident = revised(live, signal, diagnosis, self._inventory, self.settings.restart_min)
         self._live.revise(live, incident, diagnosis)
+
+    def _tell(self, live: Live) -> Incident:
+        number = live.incident.revision + 1
+        live.incident = live.incident.model_copy(
+            update={"id": content_id("revision", live.name, number), "revision": number}
+        )
         self._await_quiet(live)
-        return incident
+        return live.incident
 
     def _current(self, name: str | None, at_ns: int, told: list[Incident]) -> Live | None:
         """A live incident as of a time; where its quiet time was over by then, it is resolved first

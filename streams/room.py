@@ -30,6 +30,8 @@ def has_room(live: Live, signal: Signal, inventory: Inventory, symptoms_max: int
         helped = any(explain.is_relief(key.kind) for key in live.active)
         return held < symptoms_max * 7 // 8 or not helped
     ends = _nics(signal, inventory)
+    if not ends:
+        return True
     if ends & live.diagnosis.blamed or held >= symptoms_max * 15 // 16:
         return False
     added = islice(live.symptoms.values(), freely, None)

@@ -108,8 +108,8 @@ class LinkPassSettings(CollectorSettings):
     """Secret that all nodes share, at least 16 characters."""
     key_file: Path | None = None
     """File with the secret, instead of ``key``."""
-    port: Annotated[int, Field(ge=1, le=65535)] = 7701
-    """UDP port of heartbeats."""
+    port: Annotated[int, Field(ge=1, le=65534)] = 7701
+    """UDP port of heartbeats; news of a lost path goes to the next one."""
     heartbeat_ms: Annotated[float, Field(ge=1, le=1000)] = 10.0
     timeout_ms: Annotated[float, Field(ge=2, le=10_000)] = 30.0
     """Silence that makes a quiet path dead; one with jitter or loss gets more."""

