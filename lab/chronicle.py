@@ -154,9 +154,16 @@ def rail_of(topology: Topology, path: str | None) -> int | None:
 def _around(view: View, index: int) -> list[Event]:
     """Events that belong to a fault: from it on until the next one."""
     spans = view.spans
-    until_ns = spans[index + 1].began_ns - _BEFORE_NS if index + 1 < len(spans) else 1 << 63
-    from_ns = spans[index].began_ns - _BEFORE_NS
-    return [one for one in view.events if from_ns <= one.at_ns < until_ns]
+    began_ns = spans[index].began_ns
+    next_ns = spans[index + 1].began_ns if index + 1 < len(spans) else 1 << 63
+    return [one for one in view.events if began_ns <= one.at_ns + _early_ns(one) < next_ns]
+
+
+def _early_ns(event: Event) -> int:
+    """How long before the truth an event may come: that is told once the breaking is done. A return
+    is no consequence of a fault to come."""
+    back = isinstance(event, RouteMove) and event.reason is RouteMoveReason.FAILBACK
+    return 0 if back else _BEFORE_NS
 
 
 def _deaths(deaths: Sequence[PathTransition]) -> list[Entry]:

@@ -19,6 +19,7 @@ from lab.bench import BenchError
 from lab.chronicle import View, standing
 from lab.fabric import Fabric
 from lab.faults.base import known
+from lab.sandbox import metric, wait_for
 from lab.scene import Audience
 from lab.score import GPUS_PER_HOST, Score, newest, score
 from lab.script import Act
@@ -34,6 +35,8 @@ _COMPUTE_MS = 5.0
 _SETTLE_S = 60.0
 _ITERATIONS = 50
 _SPARE_S = 4.0
+# Breaking and mending take their time, the more of it the more hosts load the machine.
+_SPARE_S_PER_HOST_AND_ACT = 0.15
 _LOOK_S = 0.1
 _RESOLVED_S = 12.0
 _HEARD_S = 1.0
@@ -62,6 +65,9 @@ class Run:
         self._truth = Truth()
         self._watch = Watch(None)
         self._ended_ns: int | None = None
+        """When the job's last iteration ended or, if it died, when that was seen."""
+        self._due_s = 0.0
+        """When the job is to end, on the monotonic clock."""
         self._about = {name: kind.about for name, kind in known().items()}
         self._check: Callable[[], None] = lambda: None
 
@@ -70,7 +76,9 @@ class Run:
         with ExitStack() as stack:
             self._say("the lab is being made")
             fabric = self._set_up(stack, flags)
-            seconds = script.length_s(self._acts) + _SPARE_S
+            spare_s = _SPARE_S_PER_HOST_AND_ACT * len(self._acts) * self._topology.hosts + _SPARE_S
+            seconds = script.length_s(self._acts) + spare_s
+            self._due_s = time.monotonic() + seconds
             job = stack.enter_context(
                 RingJob(fabric, seconds, _VECTOR_BYTES, _COMPUTE_MS, patience_s=script.PATIENCE_S)
             )
@@ -137,6 +145,13 @@ class Run:
 
         self._check = check
         self._await_routes(stage.fabric)
+        port = stage.sandbox.settings.metrics.stream_port
+        wait_for(
+            lambda: metric(port, "evertick_stream_messages_total", topic="telemetry.packet"),
+            "the stream worker reads what the agents tell",
+            parts,
+            _SETTLE_S,
+        )
         return stage.fabric
 
     def _await_routes(self, fabric: Fabric) -> None:
@@ -159,9 +174,7 @@ class Run:
             self._pause(act.hold_s, job)
         self._pause(act.pause_s, job)
         if not job.running:
-            # The rest of the view's time is nobody's standstill.
-            self._ended_ns = self._ended_ns or time.time_ns()
-            self._say("the job is dead")
+            self._note_end(job)
         self._audience.told(self.view(), number)
 
     def _pause(self, seconds: float, job: RingJob | None = None) -> None:
@@ -170,9 +183,20 @@ class Run:
             self._check()
             self._watch.check()
             if job is not None and not job.running:
-                self._ended_ns = self._ended_ns or time.time_ns()
+                self._note_end(job)
                 return
             time.sleep(min(_LOOK_S, left_s))
+
+    def _note_end(self, job: RingJob) -> None:
+        """The rest of the run is no standstill of a job that is over."""
+        if self._ended_ns is not None:
+            return
+        if time.monotonic() < self._due_s:
+            self._ended_ns = time.time_ns()
+            self._say("the job is dead")
+        else:
+            finished = job.iterations()
+            self._ended_ns = finished[-1].at_ns if finished else time.time_ns()
 
     def _await_job(self, job: RingJob) -> list[dict[str, Any]]:
         deadline_s = time.monotonic() + _SETTLE_S
@@ -181,10 +205,7 @@ class Run:
             if time.monotonic() > deadline_s:
                 raise BenchError(f"the job has not ended {_SETTLE_S:.0f} s after its time")
             time.sleep(_LOOK_S)
-        # Whatever it did not finish by now it never will.
-        finished = job.iterations()
-        if self._ended_ns is None:
-            self._ended_ns = finished[-1].at_ns if finished else time.time_ns()
+        self._note_end(job)
         try:
             return job.wait(_LOOK_S)
         except subprocess.TimeoutExpired:

@@ -13,7 +13,6 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from evertick import wording
 from evertick.story import Line, What, story
 from lab import chronicle
 from lab.chronicle import EVERTICK, JOB, TRUTH, Entry, View
@@ -248,8 +247,8 @@ def happened(view: View, most: int, usual: float) -> Table:
         entry for index in range(len(view.spans)) for entry in chronicle.entries(view, index, usual)
     ]
     table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
-    for _ in range(2):
-        table.add_column(no_wrap=True)
+    for width in (len("1234.56 s"), len(EVERTICK)):
+        table.add_column(no_wrap=True, min_width=width)
     table.add_column(no_wrap=True, overflow="ellipsis")
     for entry in lines[-most:]:
         style = _STYLES[entry.who]
@@ -278,13 +277,11 @@ def understood(view: View) -> list[tuple[Incident, list[Line]]]:
 
 def _story(lines: Sequence[Line]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False, show_edge=False)
-    for _ in range(3):
-        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, min_width=len("+123.456 s"))
     table.add_column(no_wrap=True, overflow="ellipsis")
     for line in lines:
-        table.add_row(
-            wording.offset(line.offset_ns), line.what.name.lower(), line.subject, Text(line.text)
-        )
+        style = "green" if line.what >= What.INCIDENT else ""
+        table.add_row(f"{line.offset_ns / 1e9:+8.3f} s", Text(line.text, style))
     return table
 
 

@@ -126,7 +126,8 @@ class Incident(Event):
     stall_ns: Count = 0
     """The longest that a TCP flow stood still around a failover, as the flows themselves tell."""
     failovers: Count = 0
-    """Times that traffic was moved off a path for it by a node's own reflex."""
+    """Times that traffic was moved off a path for it by a node's own reflex; not of those symptoms
+    that are only counted in ``symptoms_dropped``."""
     failbacks: Count = 0
     """Failovers that have ended: the traffic is back, or the reflex let go of it."""
     restart_cost_gpu_s: Annotated[float, Field(ge=0)] = 0.0

@@ -73,9 +73,7 @@ def lab(
     before = signal.signal(signal.SIGTERM, _end)
     played: list[Played] = []
     try:
-        for with_evertick in (True, False):
-            if only_without if with_evertick else only_with:
-                continue
+        for with_evertick in [True] if only_with else [False] if only_without else [True, False]:
             audience = _audience(plain, as_json)
             audience.say(f"--- {'with' if with_evertick else 'without'} Evertick")
             topology = Topology(hosts, rails)
@@ -135,7 +133,8 @@ def _print(played: list[Played], took_s: float) -> None:
     for one in played:
         for incident, lines in understood(one.view):
             typer.echo()
-            console.print(screen.text(f"{incident.kind} on {incident.subject}", "bold"))
+            title = f"{incident.kind} on {incident.subject}, {incident.state} in the end"
+            console.print(screen.text(title, "bold"))
             told = screen.table("", "")
             told.show_header = False
             for line in lines:

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from evertick.cli import app
+from evertick.story import Line, What
 from lab import chronicle, fabric, scene, script
 from lab.chronicle import EVERTICK, JOB, TRUTH, View
 from lab.faults.base import known
@@ -249,6 +250,12 @@ def test_ctrl_c_takes_everything_away(tmp_path: Path) -> None:
         done.communicate(timeout=60)
     assert done.returncode == 130
     assert not [name for name in made if Path("/run/netns", name).exists()]
+
+
+def test_on_a_narrow_screen_the_times_stay() -> None:
+    console = Console(width=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(scene._story([Line(T0, 12_345 * MS, What.SYMPTOM, "a long story " * 9)]))
+    assert console.export_text().startswith(" +12.345 s ")
 
 
 def _lab(*words: str, stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:

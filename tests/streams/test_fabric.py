@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.event import Telemetry
@@ -192,6 +192,7 @@ def test_replays_and_restarts_change_nothing(name: str, seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
+@example(seed=392)
 def test_a_worker_that_dies_between_two_writes_leaves_one_incident(seed: int) -> None:
     """Of what one step published, only a part was stored."""
     fleet = Fleet(4)
