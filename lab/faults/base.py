@@ -116,9 +116,9 @@ class Fault(ABC):
 class Filtered(Fault):
     """A fault made of nftables rules at the leaf's port, where no host can see them."""
 
+    @abstractmethod
     def rules(self) -> list[tuple[str, str]]:
         """Hook (``ingress`` is from the host, ``egress`` towards it) and rule."""
-        raise NotImplementedError
 
     def _break(self) -> None:
         table = self._table()

@@ -163,6 +163,8 @@ def test_a_replayed_heartbeat_of_a_dead_path_does_not_revive_it(stage: Stage) ->
     eventually(lambda: cycles.rail_in_use(fabric, "host-1", "host-2") == rail, 20)
 
 
+# Fifty starts of an agent take some minutes, on a slow machine more than the limit of one test.
+@pytest.mark.timeout(1200)
 def test_an_agent_killed_in_a_failover_finds_its_routes_again(stage: Stage) -> None:
     """Fifty times, at any moment from before the fault is noticed to after the way back."""
     fabric, chance = stage.fabric, random.Random(7)
