@@ -47,7 +47,7 @@ from history.retention import Retention
 from history.tables import Block, Blocks
 from schemas.event import Batch, Event
 from schemas.inventory import InventoryItem
-from schemas.registry import decode
+from schemas.registry import decode, encode
 from schemas.topics import TOPICS
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Pending:
                 refused.append((message, outlived))
                 continue
             self.read.append(message)
-            _fill(self.blocks, message, record.event, clock)
+            _fill(self.blocks, record.event, message.value() or b"", message, clock)
         if refused:
             consumer.put_aside(*refused)
         if messages:
@@ -271,7 +271,9 @@ class Writer:
             value = message.value()
             topic = (message.topic() or "").removeprefix(self._kafka.prefix)
             event = None if value is None else decode(value, topic)
-            _fill(blocks, message, event, self._clock)
+            # As we would write it: another reader of JSON may refuse what the contract allows, such as a
+            # field that is there twice.
+            _fill(blocks, event, b"" if event is None else encode(event), message, self._clock)
         block = dict(blocks.by_table()).get(table)
         if block is None:
             return
@@ -346,9 +348,11 @@ class _Left(Exception):
     """A block is not ours to write any more."""
 
 
-def _fill(blocks: Blocks, message: Message, event: Event | None, clock: Clock) -> None:
+def _fill(
+    blocks: Blocks, event: Event | None, value: bytes, message: Message, clock: Clock
+) -> None:
     if event is not None:
-        blocks.add(event, message.value() or b"")
+        blocks.add(event, value)
     else:
         key = (message.key() or b"").decode(errors="replace")
         blocks.forget_subject(key, clock.read().ns)

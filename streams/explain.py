@@ -109,6 +109,7 @@ class Description:
 
 
 class _Practice(NamedTuple):
+    fits: Fit
     doctor: Doctor
     touches: Touch
     ties: Tie
@@ -117,6 +118,7 @@ class _Practice(NamedTuple):
 
 Rule = Callable[[Signal, Known], Verdict | None]
 Doctor = Callable[[Sequence[Symptom], Inventory], Diagnosis | None]
+Fit = Callable[[Signal | Symptom], bool]
 Touch = Callable[[Signal | Symptom, Inventory], set[str]]
 Tie = Callable[[Incident, Signal, Known], Sequence[str]]
 Relief = Callable[[str, Iterable[Symptom]], IncidentState]
@@ -166,11 +168,15 @@ def stronger(*kinds: str | tuple[str, int]) -> None:
         _strengths[name, variant] = strength
 
 
-def diagnoses(*kinds: str, doctor: Doctor, touches: Touch, ties: Tie, relief: Relief) -> None:
+def diagnoses(
+    *kinds: str, fits: Fit, doctor: Doctor, touches: Touch, ties: Tie, relief: Relief
+) -> None:
     """Register how incidents with symptoms of these kinds are named.
 
     Args:
         kinds: of symptoms.
+        fits: whether one of these kinds is on something that it can be on; one that does not fit
+            is taken by itself.
         doctor: names the cause from all symptoms.
         touches: the places that a symptom touches, by which rules find its incident.
         ties: names of open incidents that an incident proves to be the same as, after a symptom.
@@ -178,7 +184,7 @@ def diagnoses(*kinds: str, doctor: Doctor, touches: Touch, ties: Tie, relief: Re
             the symptoms that last.
     """
     for kind in kinds:
-        _practices[kind] = _Practice(doctor, touches, ties, relief)
+        _practices[kind] = _Practice(fits, doctor, touches, ties, relief)
 
 
 def relieves(*kinds: str) -> None:
@@ -214,31 +220,32 @@ def explain(signal: Signal, known: Known) -> Verdict:
 
 
 def diagnose(symptoms: Sequence[Symptom], inventory: Inventory) -> Diagnosis | None:
-    """The cause by all symptoms together; None where no symptom's kind has a diagnosis."""
-    for symptom in symptoms:
-        if symptom.kind in _practices:
-            return _practices[symptom.kind].doctor(symptoms, inventory)
-    return None
+    """The cause by all symptoms together; None where no symptom has a diagnosis."""
+    practice = next(filter(None, map(_practice_of, symptoms)), None)
+    return None if practice is None else practice.doctor(symptoms, inventory)
 
 
 def touched(one: Signal | Symptom, inventory: Inventory) -> set[str]:
-    """Places that a symptom touches; none for kinds without a diagnosis."""
-    return _practices[one.kind].touches(one, inventory) if one.kind in _practices else set()
+    """Places that a symptom touches; none for those without a diagnosis."""
+    practice = _practice_of(one)
+    return set() if practice is None else practice.touches(one, inventory)
 
 
 def tied(incident: Incident, signal: Signal, known: Known) -> Sequence[str]:
     """Names of open incidents that prove to be the same as this one, after a signal."""
-    if signal.kind not in _practices:
-        return ()
-    return _practices[signal.kind].ties(incident, signal, known)
+    practice = _practice_of(signal)
+    return () if practice is None else practice.ties(incident, signal, known)
 
 
 def relieved(kind: str, lasting: Sequence[Symptom]) -> IncidentState:
     """Where an incident of this kind stands while some of its symptoms and a relief last."""
-    for symptom in lasting:
-        if symptom.kind in _practices:
-            return _practices[symptom.kind].relief(kind, lasting)
-    return IncidentState.MITIGATED
+    practice = next(filter(None, map(_practice_of, lasting)), None)
+    return IncidentState.MITIGATED if practice is None else practice.relief(kind, lasting)
+
+
+def _practice_of(one: Signal | Symptom) -> _Practice | None:
+    practice = _practices.get(one.kind)
+    return practice if practice is not None and practice.fits(one) else None
 
 
 def is_relief(kind: str) -> bool:

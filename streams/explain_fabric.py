@@ -45,6 +45,8 @@ relieves("path.failover")
 @explains(*fabric.KINDS)
 def one_fault(signal: Signal, known: Known) -> Verdict | None:
     """The incident that a symptom of a NIC or a path belongs to."""
+    if not fabric.of_network(signal):
+        return None
     ends = fabric.ends(signal, known.inventory)
     # Paths are many; only what can be the cause by itself may exceed an incident's bound.
     role: Role = "cause" if signal.kind in fabric.NIC_KINDS else "effect"
@@ -88,7 +90,14 @@ def relief(kind: str, lasting: Iterable[Symptom]) -> IncidentState:
     return IncidentState.MITIGATED
 
 
-diagnoses(*fabric.KINDS, doctor=fabric.diagnose, touches=touches, ties=same_cause, relief=relief)
+diagnoses(
+    *fabric.KINDS,
+    fits=fabric.of_network,
+    doctor=fabric.diagnose,
+    touches=touches,
+    ties=same_cause,
+    relief=relief,
+)
 
 
 def _together(signal: Signal, ends: fabric.Ends, known: Known) -> Iterator[Incident]:
@@ -125,7 +134,7 @@ def _age(incident: Incident) -> tuple[int, str]:
 def _of_dead_node(signal: Signal, known: Known) -> list[str]:
     """Incidents of rails that are one node's end, where their symptoms together show that."""
     same: list[str] = []
-    for node in (identity.parts(signal.subject).node, str(signal.attributes["peer"])):
+    for node in (identity.parts(signal.subject).node, str(signal.attributes.get("peer", ""))):
         pool = [
             one
             for one in known.touching(identity.node(node))
@@ -147,6 +156,6 @@ def _may_be_of(incident: Incident, node: str, known: Known) -> bool:
         return any(
             node in (one.node, one.peer)
             for symptom in incident.symptoms
-            if symptom.kind in fabric.KINDS and (one := fabric.ends(symptom, known.inventory)).peer
+            if fabric.of_network(symptom) and (one := fabric.ends(symptom, known.inventory)).peer
         )
     return place == node

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from statistics import median
 from typing import NamedTuple
@@ -57,13 +58,24 @@ class Ends(NamedTuple):
         return {*self.nics(), *nodes}
 
 
+def of_network(one: Signal | Symptom) -> bool:
+    """It is of ``KINDS``, and on what such a symptom can be on; the contract lets a detector say
+    anything of anything."""
+    return one.kind in KINDS and _parts(one.subject).kind == (
+        "nic" if one.kind in NIC_KINDS else "path"
+    )
+
+
 def ends(one: Signal | Symptom, inventory: Inventory) -> Ends:
     """The NICs that a symptom of ``KINDS`` is about."""
     kind, node, name = _parts(one.subject)
     if kind != "path":
         return Ends(one.subject if kind == "nic" else "", "", node, "")
     source, _, destination = name.partition("->")
+    # Attributes are whatever a detector says; what names nothing is passed over.
     peer = str(one.attributes.get("peer", ""))
+    if identity.NODE.fullmatch(peer) is None:
+        peer = ""
     return Ends(
         _nic(node, str(one.attributes.get("interface", "")), source, inventory),
         _nic(peer, str(one.attributes.get("peer_interface", "")), destination, inventory),
@@ -93,7 +105,7 @@ def _parted(symptoms: Iterable[Symptom]) -> set[tuple[str, str]]:
     pairs = set()
     for one in symptoms:
         if one.kind == "path.down" and one.attributes.get("paths_alive") == 0:
-            a, b = sorted((_parts(one.subject).node, str(one.attributes["peer"])))
+            a, b = sorted((_parts(one.subject).node, str(one.attributes.get("peer", ""))))
             pairs.add((a, b))
     return pairs
 
@@ -111,7 +123,7 @@ class _Case:
         self.symptoms = symptoms
         self.inventory = inventory
         self.topology = inventory.topology
-        self.ours = [i for i, one in enumerate(symptoms) if one.kind in KINDS]
+        self.ours = [i for i, one in enumerate(symptoms) if of_network(one)]
         self.ends = {i: ends(symptoms[i], inventory) for i in self.ours}
         self._nic_of = self._addresses()
         self.retransmits_known = all(
@@ -396,7 +408,8 @@ _parts = lru_cache(8192)(identity.parts)
 
 def _nic(node: str, interface: str, address: str, inventory: Inventory) -> str:
     if interface and node:
-        return identity.nic(node, interface)
+        with suppress(ValueError):
+            return identity.check_subject(identity.nic(node, interface))
     return inventory.nic_of(node, address) or ""
 
 

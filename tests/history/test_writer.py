@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer as KafkaConsumer
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from bus import topics
 from bus.consumer import read_all
@@ -28,7 +28,8 @@ from history.writer import GROUP, HistorySettings, Writer
 from schemas.deadletter import DeadLetter
 from schemas.event import Event
 from schemas.identity import content_id
-from schemas.registry import encode
+from schemas.packet import TcpFlows
+from schemas.registry import decode, encode
 from tests.bus.test_producer import NOW_NS, flows, transition
 from tests.conftest import HistoryServer, eventually
 
@@ -238,6 +239,31 @@ def test_what_clickhouse_refuses_costs_only_itself(settings: Settings) -> None:
     assert letter.reason.startswith("table link_transitions: ")
     assert "odd" in letter.reason
     assert base64.b64decode(letter.original_base64) == encode(transition(7))
+
+
+@pytest.mark.parametrize(
+    ("field", "again"),
+    [(b'"zone":"default"', b'"zone":"pod-1"'), (b'"rtt_us":[1]', b'"rtt_us":[7]')],
+)
+def test_a_field_that_is_there_twice_is_read_as_the_contract_reads_it(
+    settings: Settings, field: bytes, again: bytes
+) -> None:
+    """The later one holds, for ClickHouse too, which by itself refuses or takes the other."""
+    migrate(settings.clickhouse)
+    odd = encode(flows(1, rows=1)).replace(field, field + b"," + again)
+    assert odd.count(again) == 1
+    producer = Producer(settings.kafka.client("t"))
+    producer.produce(topics.name_on_broker(settings.kafka, "telemetry.packet"), odd, "n1")
+    assert producer.flush(10) == 0
+    Publisher(settings.kafka, "t").publish(flows(2, rows=1))
+    write(settings, lambda: count(settings.clickhouse, "tcp_flows") == 2)
+    assert dead_letters(settings.kafka) == []
+    read = decode(odd, "telemetry.packet")
+    assert isinstance(read, TcpFlows)
+    client = connect(settings.clickhouse)
+    rows = client.query("SELECT zone, rtt_us FROM tcp_flows ORDER BY at LIMIT 1").result_rows
+    client.close()
+    assert rows == [(read.zone, read.columns.rtt_us[0])]
 
 
 def test_samples_of_many_hours_fit_one_block(settings: Settings) -> None:

@@ -514,3 +514,38 @@ def test_the_same_signals_give_the_same_bytes_with_or_without_ticks(
         still.read(one, ticks=False)
     end_ns = signals[-1].at_ns + 1000 * S
     assert ticking.final(end_ns) == still.final(end_ns)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    told=st.lists(
+        st.builds(
+            lambda kind, subject, attributes: signal(
+                Phase.RAISED, 0, kind=kind, subject=subject, attributes=attributes
+            ),
+            st.sampled_from(
+                [
+                    *("path.down", "path.flapping", "path.degraded", "path.failover"),
+                    *("link.down", "link.flapping", "interface.errors", "tcp.retransmits"),
+                ]
+            ),
+            st.sampled_from(
+                ["node:n1", NIC, GPU, PATH, "path:n1/x", "link:a/1--b/2", "job:j", "rank:j/0"]
+            ),
+            st.dictionaries(
+                st.sampled_from(
+                    ["peer", "interface", "peer_interface", "paths_alive", "to_path", "stall_ns"]
+                ),
+                st.sampled_from(["", "n2", "node-3", "a b", "../../etc", "x/y", "eth1", 0, -1, 7]),
+            ),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_signals_that_fit_together_badly_are_still_taken(told: list[Signal]) -> None:
+    """The contract leaves subjects and attributes to the detector, whoever wrote it."""
+    correlator = Correlator("default", CorrelatorSettings())
+    for one in told:
+        for incident in correlator.observe(one):
+            decode(encode(incident), "incidents")
