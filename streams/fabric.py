@@ -210,9 +210,10 @@ class _Case:
             verb = "dead again and again" if how == "flapping" else "dead"
             summary = f"{_words(cable)}: {verb} though no carrier was lost ({of_paths})"
         certain = {symptom.subject for symptom in self.symptoms} <= set(nics)
+        subject = self._subject(cable, lead)
         return Diagnosis(
             kind,
-            cable,
+            subject,
             SAME_DEVICE if certain else self._known(),
             lead,
             summary,
@@ -224,7 +225,7 @@ class _Case:
             else "Look for errors, drops and a changed speed at both ends of this cable; clean or "
             "replace it.",
             frozenset(nics),
-            frozenset((cable,)),
+            frozenset((subject,)),
             kind in ("link.down", "link.flapping"),
         )
 
@@ -292,13 +293,13 @@ class _Case:
         which = "links" if blamed else "of these links"
         return Diagnosis(
             f"link.{how}",
-            ranked[0],
+            self._subject(ranked[0], lead),
             PLACE_AND_TIME,
             lead,
             f"{len(blamed) + len(loose)} {which} {how} together: {names}{more}",
             "They failed at one time: look first at what they have in common.",
             frozenset(nic for one in blamed for nic in self._nics(one)),
-            frozenset(ranked),
+            frozenset(self._subject(one, lead) for one in ranked),
             how != "degraded",
         )
 
@@ -365,6 +366,10 @@ class _Case:
         a, b = self._pair(i)
         return a if b == cable else b
 
+    def _subject(self, end: str, lead: int) -> str:
+        """The name of an end: where neither NIC nor cable is known, that of the path to it."""
+        return end if end.startswith(("link:", "nic:")) else self.symptoms[lead].subject
+
     def _cable(self, nic: str) -> str:
         return self.topology.link_of(nic) or nic
 
@@ -423,7 +428,9 @@ def _node_of(nic: str) -> str:
 
 
 def _words(cable: str) -> str:
-    return cable.partition(":")[2].replace("--", " – ") if ":" in cable else cable
+    if cable.startswith(("link:", "nic:")):
+        cable = cable.partition(":")[2]
+    return cable.replace("--", " – ")
 
 
 def _worse(symptoms: Iterable[Symptom]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from schemas.identity import content_id
@@ -516,7 +516,7 @@ def test_the_same_signals_give_the_same_bytes_with_or_without_ticks(
     assert ticking.final(end_ns) == still.final(end_ns)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     told=st.lists(
         st.builds(
@@ -543,6 +543,14 @@ def test_the_same_signals_give_the_same_bytes_with_or_without_ticks(
         max_size=6,
     )
 )
+@example(
+    told=[
+        signal(Phase.RAISED, 0, kind="path.down", subject=PATH),
+        signal(Phase.RAISED, 0, kind="path.flapping", subject=PATH, attributes={"peer": "n2"}),
+    ]
+)
+@example(told=[signal(Phase.RAISED, 0, kind="path.down", subject="node:n1")])
+@example(told=[signal(Phase.RAISED, 0, kind="interface.errors", subject="node:n1")])
 def test_signals_that_fit_together_badly_are_still_taken(told: list[Signal]) -> None:
     """The contract leaves subjects and attributes to the detector, whoever wrote it."""
     correlator = Correlator("default", CorrelatorSettings())
