@@ -121,6 +121,7 @@ def _uses(place: RankPlace, device: str) -> bool:
     return not device or not used or device in used
 
 
-def _rank_order(rank: str) -> tuple[str, int]:
+def _rank_order(rank: str) -> tuple[str, int, str]:
+    """By number; a signal may be on a rank that has none, since a subject is only a string."""
     job, _, index = rank.rpartition("/")
-    return job, int(index)
+    return job, int(index) if index.isascii() and index.isdigit() else -1, index

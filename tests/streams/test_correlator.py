@@ -527,10 +527,22 @@ def test_the_same_signals_give_the_same_bytes_with_or_without_ticks(
                 [
                     *("path.down", "path.flapping", "path.degraded", "path.failover"),
                     *("link.down", "link.flapping", "interface.errors", "tcp.retransmits"),
+                    "rank.slow",
                 ]
             ),
             st.sampled_from(
-                ["node:n1", NIC, GPU, PATH, "path:n1/x", "link:a/1--b/2", "job:j", "rank:j/0"]
+                [
+                    "node:n1",
+                    NIC,
+                    GPU,
+                    PATH,
+                    "path:n1/x",
+                    "link:a/1--b/2",
+                    "job:j",
+                    "rank:j/0",
+                    "rank:j/176e",
+                    "rank:j",
+                ]
             ),
             st.dictionaries(
                 st.sampled_from(
@@ -550,6 +562,7 @@ def test_the_same_signals_give_the_same_bytes_with_or_without_ticks(
     ]
 )
 @example(told=[signal(Phase.RAISED, 0, kind="path.down", subject="node:n1")])
+@example(told=[signal(Phase.RAISED, 0, kind="rank.slow", subject="rank:j/176e")])
 @example(told=[signal(Phase.RAISED, 0, kind="interface.errors", subject="node:n1")])
 def test_signals_that_fit_together_badly_are_still_taken(told: list[Signal]) -> None:
     """The contract leaves subjects and attributes to the detector, whoever wrote it."""
