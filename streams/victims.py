@@ -82,7 +82,8 @@ class Inventory:
                 jobs.add(subject)
                 continue
             if kind == "rank":
-                jobs.add(identity.job(name.rpartition("/")[0]))
+                if job_name := name.rpartition("/")[0]:
+                    jobs.add(identity.job(job_name))
                 ranks.add(subject)
                 continue
             for node_name, device in self._devices(kind, node, name, subject):
@@ -109,7 +110,7 @@ class Inventory:
     def _devices(self, kind: str, node: str, name: str, subject: str) -> list[tuple[str, str]]:
         """Node and device that a subject names; the device is empty for a whole node."""
         if kind == "link":
-            ends = [end for end in name.split("--") if "/" in end]
+            ends = [end for end in name.split("--") if end.find("/") > 0]
             return [(end.partition("/")[0], f"nic:{end}") for end in ends]
         if kind == "path":
             return [(node, self.nic_of(node, name.partition("->")[0]) or "")]
